@@ -24,6 +24,7 @@ from statestore.operations.trial.record import Compared
 from statestore.operations.trial.results import Drop, Promote, TrialReport
 from statestore.operations.upkeep.compact import Compact, StoreCompact
 from statestore.operations.upkeep.expire import Expire, StoreExpire, StoreStay
+from statestore.operations.upkeep.query_info import InputPosition, InputRates, QueryInfo
 from statestore.operations.upkeep.repair import Repair
 from statestore.operations.upkeep.retained_savepoints import RetainedSavepoints
 from statestore.operations.upkeep.survey import CheckpointInfo, VersionInfo
@@ -104,7 +105,17 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
     "repair": (_DONE | {"is_needed": "whether anything is to repair"}, (Repair,)),
     "report": (
         {"checkpoints": f"of a directory with several, alone: these fields each; {_UNREADABLE}"},
-        (Facts, StoreFacts, PartitionFacts, Spread, HeavyKey, Advice),
+        (
+            Facts,
+            QueryInfo,
+            InputPosition,
+            InputRates,
+            StoreFacts,
+            PartitionFacts,
+            Spread,
+            HeavyKey,
+            Advice,
+        ),
     ),
     "rescale": (_DONE, (Rescale, StoreRescale, UndoRescale)),
     "restore": (_DONE, (CopyResult,)),

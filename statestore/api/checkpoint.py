@@ -31,6 +31,7 @@ from statestore.operations.savepoint.branch import decide_branch
 from statestore.operations.savepoint.restore import decide_restore
 from statestore.operations.savepoint.savepoint import open_savepoint, savepoint_in, take_savepoint
 from statestore.operations.upkeep import compact, expire, repair
+from statestore.operations.upkeep.query_info import look_at_query
 from statestore.operations.upkeep.retained_savepoints import Retention, retain_savepoint
 from statestore.operations.upkeep.survey import (
     VersionInfo,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from statestore.operations.savepoint.savepoint import SavepointForm, SavepointInfo
     from statestore.operations.upkeep.compact import Compact
     from statestore.operations.upkeep.expire import Expire
+    from statestore.operations.upkeep.query_info import QueryInfo
     from statestore.operations.upkeep.repair import Repair
     from statestore.operations.upkeep.retained_savepoints import RetainedSavepoints
     from statestore.operations.upkeep.survey import CheckpointInfo
@@ -188,6 +190,7 @@ class Directory:
         *,
         attach: Mapping[str, DirectoryLike] | None = None,
         memory_limit: str = MEMORY_LIMIT,
+        timeout: Duration | None = None,
     ) -> SqlRows:
         """Return the rows that SQL makes of those of the checkpoint; it is run when they are read.
 
@@ -205,9 +208,12 @@ class Directory:
             attach: More checkpoints or savepoints by alias, also of Spark's own providers: their
                 tables are `ALIAS.NAME`.
             memory_limit: Memory of DuckDB, such as `1GB`; what is larger goes to the local disk.
+            timeout: How long it may run until the last row was read, a timedelta or seconds, at
+                least 1 s; None for any time.
         """
         attached = {alias: self._beside(of) for alias, of in (attach or {}).items()}
-        return SqlRows(self._reach, sql, attached, memory_limit)
+        timeout_ms = None if timeout is None else require_duration("timeout", timeout)
+        return SqlRows(self._reach, sql, attached, memory_limit, timeout_ms)
 
     def tables(self) -> Listing[TableInfo]:
         """List the tables that `sql` has, of the newest version; no row is read."""
@@ -505,6 +511,15 @@ class Checkpoint(Directory):
         """What there is at a glance: backend, operators, sizes, the newest version."""
         with self._reach.checkpoint() as checkpoint:
             return describe(checkpoint)
+
+    @property
+    def query(self) -> QueryInfo:
+        """The query at a glance, running or not: name, batch, watermark, lag, offsets, rates.
+
+        A few small files are read, however large the state is: this is what to ask again and again.
+        """
+        with self._reach.checkpoint() as checkpoint:
+            return look_at_query(checkpoint)
 
     def savepoints(self, directory: DirectoryLike) -> tuple[Savepoint, ...]:
         """Return the query's savepoints that lie directly in a directory, oldest version first.

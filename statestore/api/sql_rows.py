@@ -28,20 +28,26 @@ class SqlRows:
     Errors of all that reads:
 
         InvalidArgumentError: It is not one SELECT; it names no table or column that there is, and
-            the error names those there are; an alias or a limit cannot be; or DuckDB is not
-            installed.
+            the error names those there are; an alias or a limit cannot be; it takes longer than it
+            may; or DuckDB is not installed.
         NotFoundError: There is no checkpoint, no such version, or it was expired.
         IncompatibleError: A provider's that cannot be read, or such a data type.
         CorruptionError, FencedError, StorageError: A version cannot be restored.
     """
 
     def __init__(
-        self, reach: Reach, sql: str, attached: Mapping[str, Reach], memory_limit: str
+        self,
+        reach: Reach,
+        sql: str,
+        attached: Mapping[str, Reach],
+        memory_limit: str,
+        timeout_ms: int | None,
     ) -> None:
         self.sql = sql
         self._reach = reach
         self._attached = attached
         self._memory_limit = memory_limit
+        self._timeout_ms = timeout_ms
 
     def __repr__(self) -> str:
         return f"<SqlRows {self.sql!r} of {self._reach.place.uri}>"
@@ -68,4 +74,10 @@ class SqlRows:
         with ExitStack() as stack:
             checkpoint = self._reach.enter(stack)
             attached = {alias: of.enter(stack) for alias, of in self._attached.items()}
-            yield from run_sql(self.sql, checkpoint, attached, memory_limit=self._memory_limit)
+            yield from run_sql(
+                self.sql,
+                checkpoint,
+                attached,
+                memory_limit=self._memory_limit,
+                timeout_ms=self._timeout_ms,
+            )

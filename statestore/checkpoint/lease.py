@@ -12,6 +12,7 @@ of them: clocks of machines are not compared.
 from __future__ import annotations
 
 import json
+import math
 import threading
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -35,6 +36,8 @@ _RESOLUTION_MS = 2_000  # an object store dates its objects by whole seconds
 _FORGOTTEN_MS = 24 * 3600 * 1000
 _MAX_BYTES = 64 * 1024
 _MAX_PID = (1 << 31) - 1
+_MOST_NAME = 1000
+"""Characters of a query's name that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,43 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryProgress:
+    """What the driver of a running query says of it, beside what is in the checkpoint.
+
+    Attributes:
+        name: Name of the query; None where it has none.
+        batch: Newest batch that it has reported; None before the first.
+        rows: Input rows of the batch.
+        input_rows_per_second, processed_rows_per_second: As Spark has them in its progress; None
+            where it does not know.
+    """
+
+    name: str | None = None
+    batch: int | None = None
+    rows: int | None = None
+    input_rows_per_second: float | None = None
+    processed_rows_per_second: float | None = None
+
+    @classmethod
+    def from_json(cls, found: object) -> QueryProgress | None:
+        """Read the JSON form; what is not as it should be is left out: nothing depends on it."""
+        if not isinstance(found, dict):
+            return None
+        name, batch, rows = (found.get(each) for each in ("name", "batch", "rows"))
+        rates = (found.get(f"{of}_rows_per_second") for of in ("input", "processed"))
+        return cls(
+            name[:_MOST_NAME] if isinstance(name, str) else None,
+            *(count if type(count) is int and count >= 0 else None for count in (batch, rows)),
+            *map(_to_rate, rates),
+        )
+
+
+def _to_rate(found: object) -> float | None:
+    is_rate = isinstance(found, int | float) and not isinstance(found, bool)
+    return float(found) if is_rate and 0 <= found < math.inf else None  # type: ignore[operator,arg-type]
+
+
+@dataclass(frozen=True, slots=True)
 class FoundLease:
     """A lease as it was read.
 
@@ -89,12 +129,14 @@ class FoundLease:
         holder: Who holds it.
         interval_ms: How often it is renewed.
         lasts_ms: How long it lasts when it is not.
+        progress: What a driver says of its query; None in other leases.
     """
 
     path: str
     holder: Holder
     interval_ms: int
     lasts_ms: int
+    progress: QueryProgress | None = None
 
     def has_expired(self, age_ms: float) -> bool:
         """Return whether it counts no more, by the time since it was renewed."""
@@ -158,7 +200,8 @@ class Leases:
                 to_fix="use the version of statestore that wrote it; or delete it, if nothing "
                 "writes into the checkpoint",
             ) from error
-        return FoundLease(path, holder, interval_ms, lasts_ms)
+        progress = QueryProgress.from_json(fields.all.get("query"))
+        return FoundLease(path, holder, interval_ms, lasts_ms, progress)
 
     def forget_old(self, files: Mapping[str, FileInfo], now_ms: float) -> None:
         """Delete leases that were not renewed for a day: their holders died unseen.
@@ -203,8 +246,8 @@ class Lease:
         self._lock = threading.Lock()
         self._is_dropped = False
 
-    def take(self) -> Mapping[str, FileInfo]:
-        """Write the lease and return the files of all leases, this one among them.
+    def take(self, progress: QueryProgress | None = None) -> Mapping[str, FileInfo]:
+        """Write the lease, as `renew`, and return the files of all leases, this one among them.
 
         Listed before and after: where a file is replaced in two steps, one listing may miss it.
 
@@ -215,16 +258,19 @@ class Lease:
         """
         self._io.make_directory(self.leases.directory)
         before = self.leases.list()
-        self.renew()
+        self.renew(progress)
         return {**before, **self.leases.list()}
 
-    def renew(self) -> None:
+    def renew(self, progress: QueryProgress | None = None) -> None:
         """Write the lease again, unless it was dropped.
+
+        Args:
+            progress: What a driver says of its query.
 
         Raises:
             StorageError: The storage failed.
         """
-        fields = {
+        fields: dict[str, object] = {
             "format_version": FORMAT_VERSION,
             "writer": WRITER,
             "holder": asdict(self._holder),
@@ -232,6 +278,8 @@ class Lease:
             "lasts_ms": INTERVALS * self._interval_ms,
             "renewed_ms": self._clock.now_ms(),
         }
+        if progress is not None:
+            fields["query"] = asdict(progress)
         data = json.dumps(fields, indent=2).encode()
         with self._lock:
             if not self._is_dropped:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +32,8 @@ from statestore.core.text import (
     format_cell,
     format_count,
     is_numeric,
+    to_cell,
+    to_json,
 )
 from statestore.io.hadoop_process import HADOOP_PREFIXES
 
@@ -236,7 +236,7 @@ def print_rows(batches: Iterator[pa.RecordBatch], limit: int, output: str) -> No
     if output == "json":
         print_json({"rows": shown, "more": more})
         return
-    cells = [[cell(row[column]) for column in columns] for row in shown]
+    cells = [[to_cell(row[column]) for column in columns] for row in shown]
     console().print(table(columns, cells))
     if more:
         click.echo(f"The first {limit:,} rows. Use --limit to see more.")
@@ -249,28 +249,6 @@ def print_written(num_rows: int, path: str, output: str) -> None:
         return
     size = format_bytes(Path(path).stat().st_size)
     click.echo(f"{format_count(num_rows, 'row')} in {path}, {size}")
-
-
-def cell(value: Any) -> object:
-    """Return a value as a table or a CSV file shows it: nested as JSON, bytes in hex."""
-    if isinstance(value, dict | list | tuple):
-        return to_json(value, ensure_ascii=False)
-    return value.hex() if isinstance(value, bytes) else value
-
-
-def to_json(value: Any, *, ensure_ascii: bool = True) -> str:
-    """Return a value as JSON; what JSON does not have is text: bytes in hex, NaN and Infinity."""
-    return json.dumps(_plain(value), default=str, ensure_ascii=ensure_ascii, allow_nan=False)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value.hex() if isinstance(value, bytes) else value
 
 
 def table(columns: list[str], rows: list[list[object]]) -> Table:

@@ -152,6 +152,12 @@ def _report_each(
 @_limit_option
 @_deep_option
 @_savepoints_option
+@click.option(
+    "--allow-changes",
+    is_flag=True,
+    help="Let savepoint, branch, rescale and repair be done from the page, each after its plan "
+    "and a confirmation; without it the page shows plans and commands.",
+)
 @storage_option
 def ui(
     checkpoints: tuple[str, ...],
@@ -160,32 +166,39 @@ def ui(
     limit: int,
     deep: bool,
     savepoints: str | None,
+    allow_changes: bool,
     storage_options: dict[str, str],
 ) -> None:
     """Serve the pages of checkpoints to this machine's browser, always as they are now.
 
-    A directory stands for the checkpoints below it. The pages are those of report. The address that
-    is printed has a token, without which nothing is shown. Only this machine can reach it, unless
-    --host says otherwise. Nothing can be changed.
+    A directory stands for the checkpoints below it. The pages are those of report, and follow the
+    query: batch, watermark, lag, offsets, rows per second. They answer SQL, show a key over the
+    versions, and plan operations. The address that is printed has a token, without which nothing is
+    shown. Only this machine can reach it, unless --host says otherwise. Nothing can be changed,
+    unless --allow-changes says so.
 
     \b
     Examples:
       statestore ui /data/checkpoint
       statestore ui /data/one /data/other s3://bucket/third --port 8080
+      statestore ui /data/checkpoint --allow-changes
     """  # noqa: D301 (click reads the backspace)
     from statestore.api.checkpoint import Checkpoint
-    from statestore.report.server import serve
+    from statestore.ui.server import serve
 
-    each = (
-        [one.uri for one in checkpoints_below(uri, storage_options)] or [uri] for uri in checkpoints
-    )
+    found = [
+        one
+        for uri in checkpoints
+        for one in checkpoints_below(uri, storage_options)
+        or [Checkpoint(uri, storage_options=storage_options)]
+    ]
     serve(
-        [uri for uris in each for uri in uris],
-        lambda uri: Checkpoint(uri, storage_options=storage_options).report(
-            limit=limit, deep=deep, savepoints=savepoints
-        ),
+        found,
+        lambda it: it.report(limit=limit, deep=deep, savepoints=savepoints),
         host=host,
         port=port,
         clock=SystemClock(),
         announce=lambda address: click.echo(f"{address}\nCtrl-C ends it."),
+        allows_changes=allow_changes,
+        storage_options=storage_options,
     )

@@ -8,9 +8,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from statestore.cli.output import cell, to_json
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, StorageError
 from statestore.core.ids import RandomIds
+from statestore.core.text import to_cell, to_json
 from statestore.io.local import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _text(value: Any) -> str | None:
     if value is None:
         return None
     # As JSON has it: bytes in hex, NaN and Infinity.
-    return str(cell(value)) if not isinstance(value, float) else to_json(value).strip('"')
+    return str(to_cell(value)) if not isinstance(value, float) else to_json(value).strip('"')
 
 
 _FORMS = {".arrow": _arrow, ".csv": _csv, ".json": _json, ".jsonl": _json}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from statestore.cli.output import (
+    DurationType,
     checkpoint_argument,
     console,
     limit_option,
@@ -30,6 +31,8 @@ from statestore.core.errors import StateStoreError
 from statestore.core.text import escape_controls
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from statestore.api.checkpoint import Checkpoint
 
 _HELP = "Statements end with ; and may have several lines. .tables lists the tables, .exit ends."
@@ -58,6 +61,9 @@ _MOST_KEPT = 10_000
     show_default=True,
     help="Memory of the database; what is larger goes to the local disk.",
 )
+@click.option(
+    "--timeout", type=DurationType(), help="End SQL that runs longer: 90s, 15m.  [default: never]"
+)
 @storage_option
 @output_option
 def sql(
@@ -68,6 +74,7 @@ def sql(
     to: str | None,
     limit: int,
     memory_limit: str,
+    timeout: timedelta | None,
     storage_options: dict[str, str],
     output: str,
 ) -> None:
@@ -96,7 +103,7 @@ def sql(
         raise click.UsageError("--tables and SQL exclude each other")
 
     def run(text: str) -> None:
-        rows = it.sql(text, attach=others, memory_limit=memory_limit)
+        rows = it.sql(text, attach=others, memory_limit=memory_limit, timeout=timeout)
         with closing(rows.read_batches()) as batches:
             if to is None:
                 print_rows(batches, limit, output)

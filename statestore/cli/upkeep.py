@@ -86,7 +86,8 @@ def list_command(
         f"{format_bytes(info.stored_bytes)} of state files"
     )
     if info.query_id is not None:
-        click.echo(f"query {info.query_id}{', running' if info.is_running else ''}")
+        name = "" if info.query_name is None else f" {escape_controls(info.query_name)}"
+        click.echo(f"query{name} {info.query_id}{', running' if info.is_running else ''}")
     for line in info.position.lines() if info.position is not None else ():
         click.echo(escape_controls(line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"))
     for operator in info.operators:

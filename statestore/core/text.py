@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +37,24 @@ def format_time(epoch_ms: int) -> str:
     return to_time(epoch_ms).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
+def format_duration(ms: float) -> str:
+    """Return a time span for people, in two units at most: `350 ms`, `4.1 s`, `2 h 5 min`."""
+    if ms < 0:
+        return f"-{format_duration(-ms)}"
+    if ms < 1000:
+        return f"{ms:.0f} ms"
+    if ms < 59_950:
+        return f"{ms / 1000:.1f} s"
+    left = round(ms / 1000)
+    units = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}
+    parts = []
+    for unit, seconds in units.items():
+        number, left = divmod(left, seconds)
+        parts.append((number, unit))
+    first = next(at for at, (number, _) in enumerate(parts) if number)
+    return " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number)
+
+
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 """Characters that a terminal obeys, or that turn the text around them."""
 
@@ -56,6 +76,28 @@ def format_cell(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return escape_controls(str(value))
+
+
+def to_cell(value: Any) -> object:
+    """Return a value as a table or a CSV file shows it: nested as JSON, bytes in hex."""
+    if isinstance(value, dict | list | tuple):
+        return to_json(value, ensure_ascii=False)
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def to_json(value: Any, *, ensure_ascii: bool = True) -> str:
+    """Return a value as JSON; what JSON does not have is text: bytes in hex, NaN and Infinity."""
+    return json.dumps(_plain(value), default=str, ensure_ascii=ensure_ascii, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value.hex() if isinstance(value, bytes) else value
 
 
 def is_numeric(values: Sequence[object]) -> bool:

@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import parse_lease_name
-from statestore.checkpoint.lease import INTERVALS, FoundLease, Holder, Lease
+from statestore.checkpoint.lease import INTERVALS, FoundLease, Holder, Lease, QueryProgress
 from statestore.core.errors import InUseError, ProtocolError, StateStoreError
 from statestore.core.process import find_process
 
@@ -49,11 +49,12 @@ class QueryLeases:
             CorruptionError, StorageError: A lease cannot be read; the storage failed.
         """
         lease_id = request.get("id", str)
+        progress = QueryProgress.from_json(request.get_optional("query", dict))
         match request.get("action", str):
             case "take":
-                self._take(self._lease(request, lease_id))
+                self._take(self._lease(request, lease_id), progress)
             case "renew":
-                self._lease(request, lease_id).renew()
+                self._lease(request, lease_id).renew(progress)
             case "drop":
                 lease = self._lease(request, lease_id)
                 with self._lock:
@@ -103,8 +104,8 @@ class QueryLeases:
         with self._lock:
             return self._held.setdefault(lease_id, made)
 
-    def _take(self, lease: Lease) -> None:
-        files = lease.take()
+    def _take(self, lease: Lease, progress: QueryProgress | None) -> None:
+        files = lease.take(progress)
         now_ms = files[lease.name].modified_ms if lease.name in files else self._clock.now_ms()
         try:
             self._require_no_operation(lease, files, now_ms)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import OWNER_NAME, parse_lease_name
@@ -26,11 +27,15 @@ from statestore.core.process import find_process
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from statestore.checkpoint.lease import QueryProgress
     from statestore.core.clock import Clock
     from statestore.io.file_io import FileIO
     from statestore.operations.checkpoint import OpenCheckpoint
 
 logger = logging.getLogger(__name__)
+
+_MOST_LEASES_READ = 16
+"""Of those of a query with many executors: each is one request."""
 
 
 @contextmanager
@@ -208,25 +213,53 @@ def require_not_in_use(checkpoint: OpenCheckpoint) -> None:
     await_end(leases, leases.list(), 0, checkpoint.path, checkpoint.clock)
 
 
-def is_query_running(checkpoint: OpenCheckpoint) -> bool:
-    """Return whether a query holds a lease on a checkpoint, at a glance; nobody is waited for.
+@dataclass(frozen=True, slots=True)
+class Users:
+    """Who is at a checkpoint.
 
-    Never of a query over Spark's own providers, which has none. A query on another machine that
-    died a moment ago still counts, until its lease has expired.
+    Attributes:
+        is_query_running: Whether a query holds a lease.
+        progress: What the driver of that query says in its lease; None where it says nothing.
+        operation: Name of an operation that holds a lease; None where none does.
+    """
+
+    is_query_running: bool = False
+    progress: QueryProgress | None = None
+    operation: str | None = None
+
+
+def find_users(checkpoint: OpenCheckpoint) -> Users:
+    """Find who holds a lease on a checkpoint, at a glance; nobody is waited for.
+
+    Never a query over Spark's own providers, which has none. A query on another machine that died a
+    moment ago still counts, until its lease has expired. Of many leases only some are read.
 
     Raises:
         CorruptionError, StorageError: A lease cannot be read; the storage failed.
     """
     leases = Leases(checkpoint.io, checkpoint.state_directory)
     now_ms = checkpoint.clock.now_ms()
-    for name, info in leases.list().items():
-        found = leases.read(name) if parse_lease_name(name) == "query" else None
-        if found is not None:
-            state = found.holder.process.state()
-            is_fresh = not found.has_expired(now_ms - info.modified_ms)
-            if state == "alive" or (state == "unknown" and is_fresh):
-                return True
-    return False
+    users = Users()
+    # The driver's says more than those of executors, so it is the longest.
+    files = sorted(leases.list().items(), key=lambda item: (-item[1].size, -item[1].modified_ms))
+    for name, info in files[:_MOST_LEASES_READ]:
+        found = leases.read(name)
+        if found is None:
+            continue
+        state = found.holder.process.state()
+        is_fresh = not found.has_expired(now_ms - info.modified_ms)
+        if state == "alive" or (state == "unknown" and is_fresh):
+            if parse_lease_name(name) == "operation":
+                users = replace(users, operation=found.holder.operation or None)
+            else:
+                progress = users.progress or found.progress
+                users = replace(users, is_query_running=True, progress=progress)
+    return users
+
+
+def is_query_running(checkpoint: OpenCheckpoint) -> bool:
+    """Return whether a query holds a lease on a checkpoint, as `find_users` finds it."""
+    return find_users(checkpoint).is_query_running
 
 
 @contextmanager

@@ -19,12 +19,8 @@ if TYPE_CHECKING:
     from statestore.checkpoint.history import HistoryEntry
     from statestore.codec.commit_times import MemoryUse
     from statestore.operations.new_directory import BranchOrigin
-    from statestore.operations.upkeep.survey import (
-        FoundBranch,
-        FoundSavepoint,
-        InputPosition,
-        VersionInfo,
-    )
+    from statestore.operations.upkeep.query_info import QueryInfo
+    from statestore.operations.upkeep.survey import FoundBranch, FoundSavepoint, VersionInfo
     from statestore.operations.upkeep.verification import Finding
 
 SCHEMA_VERSION = 1
@@ -167,7 +163,8 @@ class Facts:
         uri, backend: The checkpoint, and the state backend, or Spark's own provider by the name
             that `convert` takes.
         made_ms: When this was looked at, milliseconds since the Unix epoch.
-        num_partitions, newest_version, uncommitted_batch, stored_bytes: As `CheckpointInfo`.
+        query: The query, running or not.
+        num_partitions, newest_version, stored_bytes: As `CheckpointInfo`.
         versions: Newest first, as `statestore list` shows them.
         stores: Of every stateful operator.
         pinned_versions: Versions that a reader holds back from retention now.
@@ -176,7 +173,6 @@ class Facts:
         branch_of: What it is a branch of; None where it is none.
         savepoints, branches: Those found where it was said to look.
         advice: What to do, the most urgent first.
-        is_running, query_id, position: As `CheckpointInfo`.
         history: Operations that changed the checkpoint where it is, newest first, without the
             certificates of forgotten keys.
     """
@@ -185,9 +181,9 @@ class Facts:
     uri: str
     backend: str
     made_ms: int
+    query: QueryInfo
     num_partitions: int
     newest_version: int
-    uncommitted_batch: int | None
     stored_bytes: int
     versions: tuple[VersionInfo, ...]
     stores: tuple[StoreFacts, ...]
@@ -198,9 +194,6 @@ class Facts:
     savepoints: tuple[FoundSavepoint, ...] = ()
     branches: tuple[FoundBranch, ...] = ()
     advice: tuple[Advice, ...] = ()
-    is_running: bool = False
-    query_id: str | None = None
-    position: InputPosition | None = None
     history: tuple[HistoryEntry, ...] = ()
 
     def __repr__(self) -> str:

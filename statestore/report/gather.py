@@ -16,6 +16,7 @@ from statestore.core.errors import StateStoreError
 from statestore.core.providers import IN_LOCAL_DATABASE
 from statestore.operations.reading.inspection import largest_keys
 from statestore.operations.states import FoundRows, find_store
+from statestore.operations.upkeep.query_info import look_at_query
 from statestore.operations.upkeep.survey import find_branches, find_savepoints, survey
 from statestore.operations.upkeep.verify import verify
 from statestore.report.advice import advise
@@ -103,9 +104,9 @@ def _facts(
         uri=info.uri,
         backend=info.backend,
         made_ms=source.clock.now_ms(),
+        query=look_at_query(source),
         num_partitions=info.num_partitions,
         newest_version=info.newest_version,
-        uncommitted_batch=info.uncommitted_batch,
         stored_bytes=info.stored_bytes,
         versions=versions,
         stores=stores,
@@ -113,9 +114,6 @@ def _facts(
         pinned_versions=info.pinned_versions,
         findings=findings,
         is_deep=deep,
-        is_running=info.is_running,
-        query_id=info.query_id,
-        position=info.position,
         history=tuple(entry.brief() for entry in history[::-1][:NUM_OPERATIONS]),
     )
 

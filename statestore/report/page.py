@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
-from statestore.core.text import format_bytes, format_count, format_time
+from statestore.core.text import format_bytes, format_count, format_duration, format_time
 
 if TYPE_CHECKING:
     import os
@@ -22,29 +22,128 @@ if TYPE_CHECKING:
 
     from jinja2 import Environment
 
+    from statestore.operations.upkeep.query_info import InputRates, QueryInfo
     from statestore.report.facts import Facts
 
 _ASSETS = resources.files("statestore.report") / "assets"
 
 
-def render(facts: Facts, *, refresh_seconds: int = 0, home: str | None = None) -> str:
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What a page is told of the server that it comes from.
+
+    Attributes:
+        address: Address of the page on it, such as `/checkpoints/0`; `/` for the index.
+        token: What each request has to show.
+        nonce: What the scripts of the page show to the browser: none but these run.
+        home: Address of the page with all checkpoints, None where there is none.
+        allows_changes: Whether operations may be done from the page.
+        limits: What SQL of the page may use, in words.
+    """
+
+    address: str
+    token: str
+    nonce: str
+    home: str | None = None
+    allows_changes: bool = False
+    limits: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRow:
+    """A checkpoint of the page with all of them.
+
+    Attributes:
+        uri: The checkpoint.
+        address: Address of its page; None where there is none.
+        query: Its query; None where it cannot be read.
+        facts: What its page shows; None where nobody has looked at it yet.
+        problem: What is wrong with it; None where it can be read.
+    """
+
+    uri: str
+    address: str | None
+    query: QueryInfo | None
+    facts: Facts | None
+    problem: str | None
+
+
+def render(facts: Facts, server: Server | None = None, *, home: str | None = None) -> str:
     """Return the page of a checkpoint.
 
     Args:
         facts: What it shows.
-        refresh_seconds: Seconds after which the page asks its server for what is new; 0 for a page
-            without a server.
-        home: Address of the page with all checkpoints, None where there is none.
+        server: The server that it comes from, which it asks for what is new; None for a file.
+        home: Of a file, address of the page with all checkpoints, None where there is none.
 
     Raises:
         IncompatibleError: The package that fills pages in is not installed.
     """
-    data = asdict(facts)
-    return (
-        _environment()
-        .get_template("checkpoint.html")
-        .render(facts=facts, data=data, refresh_seconds=refresh_seconds, home=home, title=facts.uri)
-    )
+    return _fill("checkpoint.html", server, home, **_of_checkpoint(facts))
+
+
+def render_facts(facts: Facts) -> str:
+    """Return what changes of the page of a checkpoint: HTML that takes the place of what it had."""
+    return _fill("facts.html", None, None, **_of_checkpoint(facts))
+
+
+def _of_checkpoint(facts: Facts) -> dict[str, Any]:
+    return {
+        "facts": facts,
+        "data": asdict(facts),
+        "told": tell_query(facts.query),
+        "title": facts.query.name or facts.uri,
+    }
+
+
+def _fill(template: str, server: Server | None, home: str | None, **values: Any) -> str:
+    values = {"title": "statestore", "data": None, **values}
+    home = server.home if server is not None else home
+    return _environment().get_template(template).render(server=server, home=home, **values)
+
+
+def tell_query(query: QueryInfo) -> dict[str, str]:
+    """Return what a page shows of a query, in words, by name: all that changes by itself."""
+    return {
+        "state": _state(query),
+        "batch": _batch(query),
+        "committed": _ago(query.looked_ms, query.committed_ms),
+        "took": "-" if query.batch_ms is None else format_duration(query.batch_ms),
+        "watermark": _when(query.watermark_ms),
+        "lag": "-" if query.lag_ms is None else format_duration(query.lag_ms),
+        "input": _rate(query.rates, "input"),
+        "processed": _rate(query.rates, "processed"),
+        "sources": "\n".join(query.position.sources if query.position else ()),
+    }
+
+
+def _state(query: QueryInfo) -> str:
+    if query.operation is not None:
+        return f"stopped, {query.operation} under way"
+    if query.is_running is None:
+        return "not known"
+    return "running" if query.is_running else "stopped"
+
+
+def _batch(query: QueryInfo) -> str:
+    if query.uncommitted_batch is None:
+        return "none"
+    if query.is_running is False:
+        return f"{query.uncommitted_batch}, runs again"
+    since = query.planned_ms and f" for {format_duration(query.looked_ms - query.planned_ms)}"
+    return f"{query.uncommitted_batch}{since or ''}"
+
+
+def _ago(now_ms: int, then_ms: int | None) -> str:
+    return "-" if then_ms is None else f"{format_duration(max(0, now_ms - then_ms))} ago"
+
+
+def _rate(rates: InputRates | None, name: str) -> str:
+    rows_per_second = None if rates is None else getattr(rates, f"{name}_rows_per_second")
+    if rows_per_second is None:
+        return "-"
+    places = 0 if rows_per_second >= 10 else 1
+    return f"{rows_per_second:,.{places}f} rows/s"
 
 
 def write_page(facts: Facts, to: str | os.PathLike[str]) -> None:
@@ -82,16 +181,19 @@ def write_pages(
         InvalidArgumentError: A page cannot be written.
         IncompatibleError: As `render`.
     """
-    addresses = [
-        (uri if facts is None else f"{number}.html", facts, problem)
+    index = [
+        IndexRow(
+            uri, f"{number}.html" if facts else None, facts.query if facts else None, facts, problem
+        )
         for number, (uri, facts, problem) in enumerate(rows)
     ]
     with _named_errors(to):
         Path(to).mkdir(parents=True, exist_ok=True)
-        for address, facts, _ in addresses:
-            if facts is not None:
-                Path(to, address).write_text(render(facts, home="index.html"), encoding="utf-8")
-        Path(to, "index.html").write_text(render_index(addresses), encoding="utf-8")
+        for row in index:
+            if row.facts is not None and row.address is not None:
+                page = render(row.facts, home="index.html")
+                Path(to, row.address).write_text(page, encoding="utf-8")
+        Path(to, "index.html").write_text(render_index(index), encoding="utf-8")
 
 
 @contextmanager
@@ -107,17 +209,18 @@ def _named_errors(to: str | os.PathLike[str]) -> Iterator[None]:
         ) from error
 
 
-def render_index(
-    rows: Sequence[tuple[str, Facts | None, str | None]], *, refresh_seconds: int = 0
-) -> str:
-    """Return the page with all checkpoints: address, facts, or what is wrong in their place."""
-    return (
-        _environment()
-        .get_template("index.html")
-        .render(
-            rows=rows, refresh_seconds=refresh_seconds, home=None, title="statestore", data=None
-        )
-    )
+def render_index(rows: Sequence[IndexRow], server: Server | None = None) -> str:
+    """Return the page with all checkpoints; errors as `render`."""
+    return _fill("index.html", server, None, rows=_told(rows))
+
+
+def render_rows(rows: Sequence[IndexRow]) -> str:
+    """Return what changes of the page with all checkpoints, as `render_facts`."""
+    return _fill("rows.html", None, None, rows=_told(rows))
+
+
+def _told(rows: Sequence[IndexRow]) -> list[tuple[IndexRow, dict[str, str] | None]]:
+    return [(row, tell_query(row.query) if row.query else None) for row in rows]
 
 
 @cache

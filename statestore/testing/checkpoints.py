@@ -40,7 +40,7 @@ from statestore.testing.deltas import write_stream
 from statestore.testing.stores import OPERATORS, Changes, StoreOfQuery
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from statestore.io.file_io import TreeFileIO
 
@@ -81,6 +81,7 @@ class MadeCheckpoint:
         families_of: Column families of state partitions that have not all; no row is of others.
         ids: Source of checkpoint IDs.
         clock: Source of time.
+        watermark_ms: Returns the watermark after a batch; its number if not given.
     """
 
     path: str
@@ -96,6 +97,7 @@ class MadeCheckpoint:
     families_of: Mapping[int, tuple[ColumnFamily, ...]] = field(default_factory=dict)
     ids: IdSource = field(default_factory=RandomIds)
     clock: Clock = field(default_factory=SystemClock)
+    watermark_ms: Callable[[int], int] = int
 
     def __post_init__(self) -> None:
         self.path = str(self.path)
@@ -169,7 +171,9 @@ class MadeCheckpoint:
                 if not key.startswith("statestore.")
             }
             log_offset = json.loads(source)["logOffset"] + 1
-        metadata = _compact({"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": conf})
+        metadata = _compact(
+            {"batchWatermarkMs": 0, "batchTimestampMs": self.clock.now_ms(), "conf": conf}
+        )
         self.write(f"sources/0/{log_offset}", f'v1\n{{"batchId":{log_offset}}}')
         self.write(f"offsets/{newest + 1}", f'v1\n{metadata}\n{{"logOffset":{log_offset}}}')
         return int(conf[NUM_PARTITIONS_KEY])
@@ -226,7 +230,7 @@ class MadeCheckpoint:
     def commit(self, ids: Mapping[str, list[list[str]]]) -> None:
         """Commit the next batch, as Spark does after it ran it; with the IDs of its stores."""
         batch = self.version
-        fields: dict[str, Any] = {"nextBatchWatermarkMs": batch}
+        fields: dict[str, Any] = {"nextBatchWatermarkMs": self.watermark_ms(batch)}
         if self.checkpoint_format >= 2:
             fields["stateUniqueIds"] = ids
         self._commits.add(batch, f"v{self.checkpoint_format}\n{_compact(fields)}")

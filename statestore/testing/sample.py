@@ -62,6 +62,7 @@ def make_sample(path: Path) -> None:
         num_partitions=NUM_PARTITIONS,
         checkpoint_format=2,
         operators=(("stateStoreSave", (_Sales(),)),),
+        watermark_ms=lambda _: 0,
     )
     for _ in range(NUM_BATCHES):
         sold: dict[tuple[str, str], tuple[int, int]] = {}

@@ -1,6 +1,7 @@
 """What commands say: nothing that a terminal obeys, JSON that everything reads, whole sentences."""
 
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -75,11 +76,14 @@ def test_batch_under_way_is_told_from_one_that_runs_again(running, tmp_path):
     assert "batch 2 is running" in run("list", running.path)[1]
     page = tmp_path / "page.html"
     run("report", running.path, "-o", page)
-    assert "is running" in page.read_text()
+    assert re.search('data-live="state">running<', page.read_text())
+    assert re.search('data-live="batch">2 for [0-9]', page.read_text())
 
     for lease in Path(running.path).rglob("query-*.json"):
         lease.unlink()
     assert "batch 2 is planned and not committed: it runs again" in run("list", running.path)[1]
+    run("report", running.path, "-o", page)
+    assert re.search('data-live="batch">2, runs again<', page.read_text())
 
 
 def test_number_of_state_partitions_that_is_text_is_refused(made):

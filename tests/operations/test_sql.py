@@ -381,6 +381,16 @@ def test_a_limit_of_memory_that_is_none_is_refused(hostile: str) -> None:
         Checkpoint(hostile).sql("SELECT 1", memory_limit="'; DROP").read()
 
 
+def test_sql_that_takes_longer_than_it_may_is_ended(hostile: str) -> None:
+    """Catches a query without an end that nobody ends, or one that ends all later ones."""
+    forever = "SELECT count(*) FROM range(100000000) a, range(100000000) b WHERE a.range > 5"
+    with pytest.raises(InvalidArgumentError, match="longer than it may"):
+        Checkpoint(hostile).sql(forever, timeout=1).read()
+    assert Checkpoint(hostile).sql("SELECT 1 AS one", timeout=60).read().to_pylist() == [{"one": 1}]
+    with pytest.raises(InvalidArgumentError, match="duration"):
+        Checkpoint(hostile).sql("SELECT 1", timeout=0)
+
+
 def test_a_look_up_by_key_reads_some_blocks_of_one_partition(large: str) -> None:
     """Catches a look-up that reads the state, or all of a state partition."""
     io = Counting()

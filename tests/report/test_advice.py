@@ -6,6 +6,7 @@ import pytest
 
 from statestore.codec.commit_times import CommitTimes, MemoryUse
 from statestore.codec.references import StoreName
+from statestore.operations.upkeep.query_info import QueryInfo
 from statestore.operations.upkeep.survey import VersionInfo
 from statestore.operations.upkeep.verification import Finding
 from statestore.report.advice import advise
@@ -70,9 +71,9 @@ def facts(*partitions, key_groups=None, max_parallelism=128, rescalable=True, **
         uri="/ck",
         backend="filesystem",
         made_ms=2,
+        query=QUERY,
         num_partitions=len(partitions),
         newest_version=7,
-        uncommitted_batch=None,
         stored_bytes=2 * full_bytes,
         versions=(newest,),
         stores=(store,),
@@ -80,6 +81,25 @@ def facts(*partitions, key_groups=None, max_parallelism=128, rescalable=True, **
         findings=(),
     )
     return replace(made, **changed)
+
+
+QUERY = QueryInfo(
+    uri="/ck",
+    looked_ms=2,
+    query_id=None,
+    name=None,
+    is_running=False,
+    operation=None,
+    newest_version=7,
+    uncommitted_batch=None,
+    planned_ms=None,
+    committed_ms=None,
+    batch_ms=None,
+    watermark_ms=None,
+    lag_ms=None,
+    position=None,
+    rates=None,
+)
 
 
 def even(num, rows, **arguments):

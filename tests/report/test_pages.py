@@ -2,14 +2,8 @@
 
 import html
 import json
-import os
 import re
-import shutil
-import signal
 import subprocess
-import sys
-import urllib.error
-import urllib.request
 from html.parser import HTMLParser
 from importlib import resources
 from pathlib import Path
@@ -20,10 +14,10 @@ from click.testing import CliRunner
 from statestore.cli.commands import cli
 from statestore.core.text import format_bytes
 from statestore.testing.checkpoints import MadeCheckpoint
+from tests.browser import BROWSER
 from tests.damaged import NOW, deltas, flip, make_with_snapshots
 from tests.seams import at
 
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 CHARTS = resources.files("statestore.report") / "assets" / "echarts.min.js"
 SPARK = Path(__file__).resolve().parents[1] / "golden" / "spark"
 
@@ -275,50 +269,3 @@ def test_page_says_what_it_did_not_check(made, tmp_path):
         fresh.run_batch({1: 1})
         printed = run("report", fresh.path, "-o", page, *["--deep"] * (number - 1))
         assert ("every row of the newest version was checked" in printed) == (number == 2)
-
-
-@pytest.fixture
-def served(made, tmp_path):
-    """The address of the pages of a checkpoint and of one that is not there, and the process."""
-    command = [sys.executable, "-m", "statestore.cli", "ui", made.path, str(tmp_path / "none")]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
-    ) as process:
-        yield process.stdout.readline().strip(), process
-        process.kill()
-
-
-def get(address):
-    with urllib.request.urlopen(address, timeout=30) as reply:  # noqa: S310 (it is http)
-        return reply.read().decode()
-
-
-def test_pages_are_served_to_who_has_the_token_as_they_are_now(served, made):
-    """Catches state that other users of the machine can read, and a page that stands still."""
-    address, process = served
-    root, token = address.split("?token=")
-
-    assert root.startswith("http://127.0.0.1:")
-    for refused in (root, f"{root}?token=x{token}", f"{root}?token=%C3%A9", f"{root}checkpoints/0"):
-        with pytest.raises(urllib.error.HTTPError, match="403"):
-            get(refused)
-    index = get(address)
-    assert made.path in index
-    assert "there is no checkpoint" in index
-    page = get(f"{root}checkpoints/0?token={token}")
-    assert [row[0] for row in Cells(page).rows["versions"] if row] == ["6", "5", "4", "3", "2", "1"]
-    with pytest.raises(urllib.error.HTTPError, match="404"):
-        get(f"{root}checkpoints/2?token={token}")
-
-    made.run_batch({2: 2})
-    for _ in range(60):
-        page = get(f"{root}checkpoints/0?token={token}")
-        newest = next(row[0] for row in Cells(page).rows["versions"] if row)
-        if newest == "7":
-            break
-        process.poll()
-        signal.sigtimedwait([], 0.5)
-    assert newest == "7"
-
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)

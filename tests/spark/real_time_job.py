@@ -214,7 +214,7 @@ def operate(root: Path, jars: list[Path], provider: str) -> dict[str, Any]:
         "read": _read(checkpoint),
         "versions": [version.batch for version in checkpoint.versions()],
         "findings": len(checkpoint.verify(deep=True).findings),
-        "is_running": checkpoint.report().is_running,
+        "is_running": checkpoint.query.is_running,
         "savepoint": _read_savepoint(checkpoint, root / "within"),
         "committed_after": lane.num_known(),
         "rescale": _refusal(lambda: checkpoint.rescale(5)),

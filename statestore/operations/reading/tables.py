@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+import threading
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,9 @@ _TAKEN = ("information_schema", "main", "memory", "pg_catalog", "state", "system
 _MOST_NAMED = 30
 _FUNCTIONS = ("generate_series", "json_each", "json_tree", "range", "unnest")
 """Functions that make a table of their arguments, and of nothing else."""
+_INTERRUPT_EVERY_S = 0.1
+_INTERRUPTED = "INTERRUPT Error"
+"""Begins the text of what was stopped, where Arrow passes it on."""
 _NOT_ONE = "it is not one SELECT"
 
 
@@ -123,6 +127,7 @@ def run_sql(
     attached: Mapping[str, OpenCheckpoint],
     *,
     memory_limit: str = MEMORY_LIMIT,
+    timeout_ms: int | None = None,
 ) -> Generator[pa.RecordBatch, None, None]:
     """Run SQL over the rows of checkpoints.
 
@@ -131,6 +136,7 @@ def run_sql(
         checkpoint: The one whose tables need no alias.
         attached: Others by alias.
         memory_limit: Of DuckDB, such as 1GB.
+        timeout_ms: How long it may run, until the last batch was read; None for any time.
 
     Yields:
         Record batches, the first one always, if empty; a column with the name of an earlier one
@@ -139,7 +145,7 @@ def run_sql(
 
     Raises:
         InvalidArgumentError: It is not one SELECT; a name is that of no table or column; an alias
-            or the limit cannot be; or DuckDB is not installed.
+            or the limit cannot be; it takes longer than it may; or DuckDB is not installed.
         NotFoundError: No such version, or it was expired.
         IncompatibleError, CorruptionError, FencedError, StorageError: Rows cannot be read.
     """
@@ -151,8 +157,11 @@ def run_sql(
         connection = stack.enter_context(
             open_database(directory, memory_limit=memory_limit, **_SETTINGS)
         )
-        running = _Running(sql, {_ITSELF: checkpoint, **attached}, connection, memory_limit)
+        running = _Running(
+            sql, {_ITSELF: checkpoint, **attached}, connection, memory_limit, timeout_ms
+        )
         with running.named_errors():
+            stack.enter_context(running.ended_in_time())
             tables = running.find()
             stack.enter_context(running.pinned(tables))
             running.register(tables)
@@ -215,6 +224,7 @@ class _Running:
     checkpoints: Mapping[str, OpenCheckpoint]
     connection: Any
     memory_limit: str
+    timeout_ms: int | None
     columns: list[str] = field(default_factory=list)
     failed: list[StateStoreError] = field(default_factory=list)
 
@@ -326,6 +336,30 @@ class _Running:
                 stack.enter_context(pinned(locations, of[1], ids.new_id()))
             yield
 
+    @contextmanager
+    def ended_in_time(self) -> Iterator[None]:
+        """Stop what the database does within a block when its time is over."""
+        if self.timeout_ms is None:
+            yield
+            return
+        done = threading.Event()
+
+        def watch(wait_s: float) -> None:
+            # Again and again: what begins a moment later takes no notice of the first.
+            while not done.wait(wait_s):
+                self.connection.interrupt()
+                wait_s = _INTERRUPT_EVERY_S
+
+        thread = threading.Thread(
+            target=watch, args=(self.timeout_ms / 1000,), name="sql-timeout", daemon=True
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
     def register(self, tables: Sequence[_Table]) -> None:
         """Make the tables of the database."""
         # Imported here because it takes long, and needs what is an extra.
@@ -361,6 +395,8 @@ class _Running:
                 raise
             if isinstance(error, duckdb.OutOfMemoryException):
                 raise self._needs_memory() from error
+            if isinstance(error, duckdb.InterruptException) or _INTERRUPTED in str(error):
+                raise self._needs_time() from error
             raise self._refused(error) from error
 
     def _needs_memory(self) -> InvalidArgumentError:
@@ -370,6 +406,15 @@ class _Running:
             memory_limit=self.memory_limit,
             to_fix="give a larger limit, --memory-limit or memory_limit; or select fewer columns "
             "and rows at once",
+        )
+
+    def _needs_time(self) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            "the SQL takes longer than it may",
+            sql=self.sql,
+            timeout_ms=self.timeout_ms,
+            to_fix="select fewer rows, by the columns of the key; or run it by `statestore sql`, "
+            "which takes its time",
         )
 
     def _refused(self, reason: object) -> InvalidArgumentError:

@@ -10,7 +10,6 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 from statestore.checkpoint.layout import parse_pin_name, parse_state_file_name
@@ -23,13 +22,12 @@ from statestore.core.errors import (
     NotFoundError,
     StateStoreError,
 )
-from statestore.core.json_fields import Fields, MalformedError
 from statestore.core.providers import IN_DRIVER_MEMORY, SPARK_PROVIDERS
-from statestore.core.text import format_bytes, format_time, to_time
+from statestore.core.text import format_bytes, to_time
 from statestore.io.storage import absolute_uri
 from statestore.operations.batches import read_own_batch
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, OpenCheckpoint
-from statestore.operations.in_use import is_query_running
+from statestore.operations.in_use import find_users
 from statestore.operations.new_directory import (
     BranchOrigin,
     read_branch_origin,
@@ -39,6 +37,7 @@ from statestore.operations.savepoint.savepoint import SavepointInfo, read_savepo
 from statestore.operations.states import find_states
 from statestore.operations.store_state import VersionKind
 from statestore.operations.upkeep.expired import is_damage, is_expiry, is_let_go
+from statestore.operations.upkeep.query_info import InputPosition, find_position
 from statestore.spark_files import files as spark_files
 
 if TYPE_CHECKING:
@@ -49,10 +48,6 @@ if TYPE_CHECKING:
     from statestore.checkpoint.operator_metadata import OperatorInfo
     from statestore.io.file_io import FileIO
     from statestore.operations.store_state import States, StoreState
-
-
-_MOST_MS = 253_402_300_799_999
-"""The last millisecond that a calendar has, of the year 9999."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,33 +105,6 @@ class _Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class InputPosition:
-    """How far a query has read, as its newest committed batch has it.
-
-    Attributes:
-        batch: The batch.
-        planned_ms: When it was planned, milliseconds since the Unix epoch.
-        watermark_ms: The watermark that it began with, in the time of the events; None where the
-            query has none, or no event had come.
-        sources: For each source, in the order of the query, the offset that it has read up to, as
-            the source writes it: mostly JSON; `-` for none.
-    """
-
-    batch: int
-    planned_ms: int
-    watermark_ms: int | None
-    sources: tuple[str, ...]
-
-    def lines(self) -> list[str]:
-        """Return it in words, for people."""
-        told = [f"source {number}: {text}" for number, text in enumerate(self.sources)]
-        if self.watermark_ms is None:
-            return told
-        behind = timedelta(seconds=(self.planned_ms - self.watermark_ms) // 1000)
-        return [f"watermark {format_time(self.watermark_ms)}, {behind} behind the clock", *told]
-
-
-@dataclass(frozen=True, slots=True)
 class CheckpointInfo:
     """A checkpoint at a glance.
 
@@ -155,6 +123,7 @@ class CheckpointInfo:
         is_running: Whether a query holds a lease on it; of Spark's own providers nobody knows, and
             it is false.
         query_id: ID of the query; None of a savepoint, and where it was lost.
+        query_name: Its name, which only its driver knows: None where none runs, or it has none.
         position: How far the query has read; None before its first batch is committed.
     """
 
@@ -169,6 +138,7 @@ class CheckpointInfo:
     branch_of: BranchOrigin | None = None
     is_running: bool = False
     query_id: str | None = None
+    query_name: str | None = None
     position: InputPosition | None = None
 
     def __repr__(self) -> str:
@@ -201,6 +171,7 @@ def describe(checkpoint: OpenCheckpoint) -> CheckpointInfo:
 def _describe_files(
     checkpoint: OpenCheckpoint, names: Sequence[tuple[str, str, int]]
 ) -> CheckpointInfo:
+    users = find_users(checkpoint)
     pins = {version for _, name, _ in names if (version := parse_pin_name(name)) is not None}
     return CheckpointInfo(
         uri=checkpoint.uri,
@@ -212,24 +183,11 @@ def _describe_files(
         stored_bytes=sum(size for _, size in _state_files(checkpoint, names)),
         pinned_versions=tuple(sorted(pins)),
         branch_of=read_branch_origin(checkpoint.io, checkpoint.path),
-        is_running=is_query_running(checkpoint),
+        is_running=users.is_query_running,
         query_id=checkpoint.query_id,
-        position=_find_position(checkpoint),
+        query_name=users.progress.name if users.progress else None,
+        position=find_position(checkpoint),
     )
-
-
-def _find_position(checkpoint: OpenCheckpoint) -> InputPosition | None:
-    """Return how far a query has read; None where its logs do not tell."""
-    batch = checkpoint.newest_version - 1
-    try:
-        entry = checkpoint.offsets_entry(batch)
-        fields = Fields(entry.metadata)
-        planned, watermark = (
-            fields.integer(name, high=_MOST_MS) for name in ("batchTimestampMs", "batchWatermarkMs")
-        )
-    except (NotFoundError, CorruptionError, MalformedError):
-        return None
-    return InputPosition(batch, planned, watermark or None, entry.sources)
 
 
 def list_versions(

@@ -9,12 +9,14 @@ import scala.jdk.CollectionConverters._
 import scala.util.Try
 import scala.util.control.NonFatal
 
+import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.{EngineReportedException, EngineUnavailableException, ShimOptions}
 import io.statestore.engine.QueryRuns
 import org.apache.spark.SparkEnv
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.execution.streaming.state.{StatefulQuery, StateStoreId}
 import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
+import org.apache.spark.sql.streaming.StreamingQuery
 
 /**
  * The leases of this JVM, one for each query run that it has stores of, on the driver for each that
@@ -230,6 +232,7 @@ private[statestore] object Leases extends Logging {
       request.put("action", action).put("id", id).put("pid", ProcessHandle.current().pid())
       request.put("application", StateStoreInternals.sparkConf.get("spark.app.id", ""))
       request.put("executor", Option(SparkEnv.get).fold("")(_.executorId))
+      StateStoreInternals.activeQuery(context.run).foreach(tell(_, request))
       // The first call may have to wait for the start of an engine.
       if (renewedAt.isEmpty) context.call(request)
       else {
@@ -237,6 +240,18 @@ private[statestore] object Leases extends Logging {
         context.engines.callAny(context.directory, request, timeoutMs)
       }
       ()
+    }
+
+    /** Adds the query's name, and of its newest progress what its files do not tell. */
+    private def tell(query: StreamingQuery, request: ObjectNode): Unit = {
+      val told = request.putObject("query").put("name", query.name)
+      Option(query.lastProgress).foreach { progress =>
+        told.put("batch", progress.batchId).put("rows", progress.numInputRows)
+        Seq(
+          "input_rows_per_second" -> progress.inputRowsPerSecond,
+          "processed_rows_per_second" -> progress.processedRowsPerSecond
+        ).foreach { case (name, rate) => if (java.lang.Double.isFinite(rate)) told.put(name, rate) }
+      }
     }
 
     private def describe: String =

@@ -25,7 +25,7 @@ import org.apache.spark.sql.execution.datasources.v2.state.metadata.StateMetadat
 import org.apache.spark.sql.execution.streaming.runtime.{
   StreamExecution, StreamingCheckpointConstants}
 import org.apache.spark.sql.internal.{SessionState, SharedState, SQLConf, SQLConfEntries}
-import org.apache.spark.sql.streaming.{GroupStateTimeout, TimeMode, Trigger}
+import org.apache.spark.sql.streaming.{GroupStateTimeout, StreamingQuery, TimeMode, Trigger}
 import org.apache.spark.util.{NextIterator, RpcUtils, SerializableConfiguration, Utils}
 
 /** The few members of Spark that only its own packages can see, and nothing else. */
@@ -141,6 +141,9 @@ object StateStoreInternals {
 
   /** On the driver: run IDs of the active queries of all sessions noted. */
   def activeRuns: Set[String] = activeQueries.map(_.runId.toString)
+
+  /** On the driver: the active query of a run; None elsewhere, and where none is known. */
+  def activeQuery(run: String): Option[StreamingQuery] = activeQueries.find(_.runId.toString == run)
 
   /** On the driver: the active stateful queries of those sessions over some providers' classes. */
   def statefulQueries(isWanted: String => Boolean): Set[StatefulQuery] = for {

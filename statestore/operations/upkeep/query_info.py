@@ -1,0 +1,261 @@
+"""The query of a checkpoint at a glance, running or not: from its logs and leases alone.
+
+A few small files are read, however large the state is.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from statestore.checkpoint.query_log import NO_OFFSET
+from statestore.core.errors import CorruptionError, NotFoundError
+from statestore.core.json_fields import Fields, MalformedError, parse_json
+from statestore.core.providers import SPARK_PROVIDERS
+from statestore.core.text import format_time
+from statestore.operations.in_use import find_users
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from statestore.checkpoint.lease import QueryProgress
+    from statestore.operations.checkpoint import OpenCheckpoint
+
+_MOST_MS = 253_402_300_799_999
+"""The last millisecond that a calendar has, of the year 9999."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputPosition:
+    """How far a query has read, as its newest committed batch has it.
+
+    Attributes:
+        batch: The batch.
+        planned_ms: When it was planned, milliseconds since the Unix epoch.
+        watermark_ms: The watermark that it began with, in the time of the events; None where the
+            query has none, or no event had come.
+        sources: For each source, in the order of the query, the offset that it has read up to, as
+            the source writes it: mostly JSON; `-` for none.
+    """
+
+    batch: int
+    planned_ms: int
+    watermark_ms: int | None
+    sources: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """Return it in words, for people."""
+        told = [f"source {number}: {text}" for number, text in enumerate(self.sources)]
+        if self.watermark_ms is None:
+            return told
+        behind = timedelta(seconds=(self.planned_ms - self.watermark_ms) // 1000)
+        return [f"watermark {format_time(self.watermark_ms)}, {behind} behind the clock", *told]
+
+
+@dataclass(frozen=True, slots=True)
+class InputRates:
+    """How many rows a query reads.
+
+    Attributes:
+        batch: The batch that they are of.
+        rows: Input rows of the batch.
+        input_rows_per_second: Rows that come, by the time from batch to batch; None where unknown.
+        processed_rows_per_second: Rows that the batch took, by the time that it took; None as well.
+        known_by: `progress` where the driver of a running query says so, in its lease; `offsets`
+            where they were counted from the offset log, which is exact for rows, and as exact for
+            times as clocks agree.
+    """
+
+    batch: int
+    rows: int
+    input_rows_per_second: float | None
+    processed_rows_per_second: float | None
+    known_by: Literal["progress", "offsets"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryInfo:
+    """A query at a glance.
+
+    Attributes:
+        uri: Its checkpoint.
+        looked_ms: When it was looked at, milliseconds since the Unix epoch, as all times here.
+        query_id: ID of the query; None of a savepoint, and where it was lost.
+        name: Name of the query, which only its driver knows: None where none runs, or it has none.
+        is_running: Whether a query holds a lease; None where nobody knows: Spark's own providers
+            have none.
+        operation: The operation that changes the checkpoint now; None where none does.
+        newest_version: Newest committed version, 0 when there is none.
+        uncommitted_batch: Batch that was planned and not committed; None between two batches.
+        planned_ms: When the newest batch was planned; None where the offset log does not tell.
+        committed_ms: When the newest version was committed, by the storage; None as well.
+        batch_ms: From planning to committing the newest version; None as well.
+        watermark_ms: Watermark, in the time of the events; None where the query has none.
+        lag_ms: How far the watermark is behind the clock: that of now, or of a query that is known
+            to be stopped that of its newest batch.
+        position: How far it has read; None before its first batch is committed.
+        rates: How many rows it reads; None where neither its driver nor its offsets tell. Offsets
+            count rows where they are Kafka's.
+    """
+
+    uri: str
+    looked_ms: int
+    query_id: str | None
+    name: str | None
+    is_running: bool | None
+    operation: str | None
+    newest_version: int
+    uncommitted_batch: int | None
+    planned_ms: int | None
+    committed_ms: int | None
+    batch_ms: int | None
+    watermark_ms: int | None
+    lag_ms: int | None
+    position: InputPosition | None
+    rates: InputRates | None
+
+
+def look_at_query(checkpoint: OpenCheckpoint) -> QueryInfo:
+    """Look at the query of a checkpoint, or of a savepoint; nobody is waited for.
+
+    Raises:
+        CorruptionError, StorageError: A lease cannot be read; the storage failed. An entry of a log
+            that cannot be read is passed over.
+    """
+    users = find_users(checkpoint)
+    is_known = checkpoint.kept_by not in SPARK_PROVIDERS
+    position = find_position(checkpoint)
+    batch = checkpoint.newest_version - 1
+    newest = checkpoint.newest_planned
+    planned_ms = None if newest is None else _planned_ms(checkpoint, newest)
+    committed_ms = next(
+        (
+            info.modified_ms
+            for info in checkpoint.io.list(checkpoint.commits.directory)
+            if info.name == str(batch)
+        ),
+        None,
+    )
+    took_ms = (
+        None if position is None or committed_ms is None else committed_ms - position.planned_ms
+    )
+    batch_ms = took_ms if took_ms is not None and took_ms >= 0 else None
+    watermark_ms = _watermark_ms(checkpoint, batch, position)
+    now_ms = checkpoint.clock.now_ms()
+    until_ms = planned_ms if is_known and not users.is_query_running else now_ms
+    lags = watermark_ms is not None and until_ms is not None
+    return QueryInfo(
+        uri=checkpoint.uri,
+        looked_ms=now_ms,
+        query_id=checkpoint.query_id,
+        name=users.progress.name if users.progress else None,
+        is_running=users.is_query_running if is_known else None,
+        operation=users.operation,
+        newest_version=checkpoint.newest_version,
+        uncommitted_batch=None if checkpoint.is_between_batches else newest,
+        planned_ms=planned_ms,
+        committed_ms=committed_ms,
+        batch_ms=batch_ms,
+        watermark_ms=watermark_ms,
+        lag_ms=until_ms - watermark_ms if lags else None,  # type: ignore[operator]
+        position=position,
+        rates=_told_rates(users.progress) or _counted_rates(checkpoint, position, batch_ms),
+    )
+
+
+def find_position(checkpoint: OpenCheckpoint) -> InputPosition | None:
+    """Return how far a query has read; None where its logs do not tell."""
+    return _position_at(checkpoint, checkpoint.newest_version - 1)
+
+
+def _position_at(checkpoint: OpenCheckpoint, batch: int) -> InputPosition | None:
+    try:
+        entry = checkpoint.offsets_entry(batch)
+        fields = Fields(entry.metadata)
+        planned, watermark = (
+            fields.integer(name, high=_MOST_MS) for name in ("batchTimestampMs", "batchWatermarkMs")
+        )
+    except (NotFoundError, CorruptionError, MalformedError):
+        return None
+    return InputPosition(batch, planned, watermark or None, entry.sources)
+
+
+def _planned_ms(checkpoint: OpenCheckpoint, batch: int) -> int | None:
+    found = _position_at(checkpoint, batch)
+    return None if found is None else found.planned_ms
+
+
+def _watermark_ms(
+    checkpoint: OpenCheckpoint, batch: int, position: InputPosition | None
+) -> int | None:
+    """Return the watermark after a batch, or else the one that it began with."""
+    with suppress(NotFoundError, CorruptionError, MalformedError):
+        entry = Fields(dict(checkpoint.commit_entry(batch).fields))
+        return entry.integer("nextBatchWatermarkMs", high=_MOST_MS) or None
+    return None if position is None else position.watermark_ms
+
+
+def _told_rates(progress: QueryProgress | None) -> InputRates | None:
+    if progress is None or progress.batch is None or progress.rows is None:
+        return None
+    return InputRates(
+        progress.batch,
+        progress.rows,
+        progress.input_rows_per_second,
+        progress.processed_rows_per_second,
+        "progress",
+    )
+
+
+def _counted_rates(
+    checkpoint: OpenCheckpoint, position: InputPosition | None, batch_ms: int | None
+) -> InputRates | None:
+    """Return the rates of the newest committed batch, where its offsets are Kafka's."""
+    if position is None:
+        return None
+    before = _position_at(checkpoint, position.batch - 1)
+    if before is None or not 0 < len(before.sources) == len(position.sources):
+        return None
+    counts = [
+        _count_rows(old, new) for old, new in zip(before.sources, position.sources, strict=True)
+    ]
+    rows = 0
+    for count in counts:
+        if count is None:
+            return None
+        rows += count
+    between_ms = position.planned_ms - before.planned_ms
+    return InputRates(
+        position.batch,
+        rows,
+        1000 * rows / between_ms if between_ms > 0 else None,
+        1000 * rows / batch_ms if batch_ms else None,
+        "offsets",
+    )
+
+
+def _count_rows(old: str, new: str) -> int | None:
+    """Return how many rows are between two offsets of a source; None where they do not tell."""
+    if new == NO_OFFSET:
+        return 0
+    before, after = _numbers(old), _numbers(new)
+    if before is None or after is None or not after:
+        return None
+    # A topic or partition that was not there before begins anywhere: it counts from the next on.
+    steps = [end - before[at] for at, end in after.items() if at in before]
+    return sum(steps) if all(step >= 0 for step in steps) else None
+
+
+def _numbers(text: str) -> Mapping[tuple[str, str], int] | None:
+    """Return Kafka's offsets by topic and partition; None for those of another source."""
+    try:
+        found: Any = parse_json(text)
+    except MalformedError:
+        return None
+    if not isinstance(found, dict) or not all(isinstance(of, dict) for of in found.values()):
+        return None
+    numbers = {(name, at): end for name, of in found.items() for at, end in of.items()}
+    is_count = all(type(end) is int and at.isdecimal() for (_, at), end in numbers.items())
+    return numbers if is_count else None

@@ -1,0 +1,95 @@
+"""What was seen of checkpoints, kept for a while: pages ask again and again.
+
+The longer a look took, the longer what it saw is kept: looking is a fifth of the time at most.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from statestore.core.errors import StateStoreError
+
+if TYPE_CHECKING:
+    from statestore.api.checkpoint import Checkpoint
+    from statestore.core.clock import Clock
+    from statestore.operations.upkeep.query_info import QueryInfo
+    from statestore.report.facts import Facts
+
+Seen = TypeVar("Seen")
+
+_KEEP_MS = 1000.0
+_KEEP_TIMES = 4
+_THREADS = 8
+
+
+class Kept(Generic[Seen]):
+    """The last look at something. Thread-safe: those who ask meanwhile wait for the same look.
+
+    Args:
+        look: Looks.
+        clock: Says how old what was seen is.
+    """
+
+    def __init__(self, look: Callable[[], Seen], clock: Clock) -> None:
+        self._look = look
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._kept_until_ms = -math.inf
+        self.last: Seen | None = None
+        """What was seen last; None where nobody has looked, or the last look failed."""
+        self._problem: str | None = None
+
+    def get(self) -> tuple[Seen | None, str | None]:
+        """Return what there is, or what is wrong in its place."""
+        with self._lock:
+            began_ms = self._clock.elapsed_ms()
+            if began_ms >= self._kept_until_ms:
+                try:
+                    self.last, self._problem = self._look(), None
+                except StateStoreError as error:
+                    self.last, self._problem = None, str(error)
+                ended_ms = self._clock.elapsed_ms()
+                keep_ms = max(_KEEP_MS, _KEEP_TIMES * (ended_ms - began_ms))
+                self._kept_until_ms = ended_ms + keep_ms
+            return self.last, self._problem
+
+    def forget(self) -> None:
+        """Look anew the next time: something was changed."""
+        with self._lock:
+            self._kept_until_ms = -math.inf
+
+
+class Looks:
+    """The looks at one checkpoint.
+
+    Args:
+        checkpoint: The checkpoint.
+        report: Gathers the facts of its page.
+        clock: As `Kept`.
+
+    Attributes:
+        facts: All that its page shows, which takes a read of every trailer.
+        query: Its query, which takes a few small files.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, report: Callable[[Checkpoint], Facts], clock: Clock
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.facts: Kept[Facts] = Kept(lambda: report(checkpoint), clock)
+        self.query: Kept[QueryInfo] = Kept(lambda: checkpoint.query, clock)
+
+    def forget(self) -> None:
+        """Look anew the next time."""
+        self.facts.forget()
+        self.query.forget()
+
+
+def look_at_all(looks: Sequence[Looks]) -> list[tuple[QueryInfo | None, str | None]]:
+    """Look at the queries of all checkpoints, several at once."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(lambda one: one.query.get(), looks))

@@ -1,0 +1,336 @@
+"""The pages of several checkpoints, served to one user's browser.
+
+Every address needs the token of this server. Nothing can be changed by a page, unless that was
+allowed; then by a plan that was shown, once.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import threading
+from dataclasses import asdict
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from statestore.core.errors import (
+    IncompatibleError,
+    InUseError,
+    InvalidArgumentError,
+    StateStoreError,
+)
+from statestore.core.text import to_json
+from statestore.report.page import (
+    IndexRow,
+    Server,
+    render,
+    render_facts,
+    render_index,
+    render_rows,
+    tell_query,
+)
+from statestore.ui.answers import LIMITS
+from statestore.ui.asked import answer
+from statestore.ui.guard import Guard
+from statestore.ui.looks import Kept, Looks, look_at_all
+from statestore.ui.plans import Plans
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from statestore.api.checkpoint import Checkpoint
+    from statestore.core.clock import Clock
+    from statestore.report.facts import Facts
+
+_QUESTIONS = {"sql": ("sql",), "key": ("rows", "key")}
+_MOST_BYTES = 200_000
+"""Of what a page asks."""
+
+
+class _Pages:
+    """What is at the addresses, as text."""
+
+    def __init__(
+        self,
+        looks: Sequence[Looks],
+        token: str,
+        clock: Clock,
+        *,
+        allows_changes: bool,
+        storage_options: Mapping[str, str],
+    ) -> None:
+        self._looks = looks
+        self._plans = Plans(allows_changes=allows_changes, storage_options=tuple(storage_options))
+        self._token = token
+        self._allows_changes = allows_changes
+        self._storage_options = storage_options
+        self._asking = threading.Lock()
+        self._index = Kept(lambda: look_at_all(looks), clock)
+
+    def index(self, nonce: str) -> str:
+        return render_index(self._rows(), Server("/", self._token, nonce))
+
+    def index_part(self) -> str:
+        return render_rows(self._rows())
+
+    def _rows(self) -> list[IndexRow]:
+        seen = self._index.get()[0] or []
+        return [
+            IndexRow(
+                one.checkpoint.uri,
+                f"/checkpoints/{number}?token={self._token}",
+                query,
+                one.facts.last,
+                problem,
+            )
+            for number, (one, (query, problem)) in enumerate(zip(self._looks, seen, strict=True))
+        ]
+
+    def page(self, number: int, nonce: str) -> str:
+        facts, problem = self._looks[number].facts.get()
+        if facts is None:
+            uri = self._looks[number].checkpoint.uri
+            return render_index([IndexRow(uri, None, None, None, problem)])
+        home = f"/?token={self._token}" if len(self._looks) > 1 else None
+        address = f"/checkpoints/{number}"
+        return render(
+            facts, Server(address, self._token, nonce, home, self._allows_changes, LIMITS)
+        )
+
+    def part(self, number: int) -> str:
+        return render_facts(_there(*self._looks[number].facts.get()))
+
+    def live(self, number: int) -> dict[str, Any]:
+        query = _there(*self._looks[number].query.get())
+        return {"query": asdict(query), "told": tell_query(query)}
+
+    def tables(self, number: int) -> dict[str, Any]:
+        return {"tables": [one.name for one in self._looks[number].checkpoint.tables()]}
+
+    def ask(self, number: int, what: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """Answer what a page asks by a POST.
+
+        Raises:
+            StateStoreError: It is refused, or fails.
+        """
+        one = self._looks[number]
+        text = {name: value for name, value in fields.items() if isinstance(value, str)}
+        match what:
+            case "sql" | "key":
+                if not self._asking.acquire(blocking=False):
+                    raise InUseError(
+                        "another question is being answered", to_fix="ask again in a moment"
+                    )
+                wanted = {name: text.get(name, "") for name in _QUESTIONS[what]}
+                try:
+                    return answer(one.checkpoint, self._storage_options, what, **wanted)
+                finally:
+                    self._asking.release()
+            case "plan":
+                return self._plans.plan(one.checkpoint, text)
+        try:
+            return self._plans.do(one.checkpoint, text.get("confirmation", ""))
+        finally:
+            one.forget()
+
+
+def _there(found: Any, problem: str | None) -> Any:
+    if found is None:
+        raise InvalidArgumentError(problem or "nothing is there", to_fix="open the page again")
+    return found
+
+
+def make_application(
+    checkpoints: Sequence[Checkpoint],
+    report: Callable[[Checkpoint], Facts],
+    token: str,
+    clock: Clock,
+    *,
+    host: str = "127.0.0.1",
+    allows_changes: bool = False,
+    storage_options: Mapping[str, str] = MappingProxyType({}),
+) -> Starlette:
+    """Return the pages of some checkpoints as an ASGI application.
+
+    Args:
+        checkpoints: The page of number N, from 0, is that of checkpoint N.
+        report: Returns the facts of one; called by several threads.
+        token: What `?token=` of every address, or the header, has to be.
+        clock: Says how old what was looked at is.
+        host: Address that is listened at: requests under other names are refused.
+        allows_changes: Whether operations may be done by a page.
+        storage_options: Those by which the checkpoints are reached.
+
+    Raises:
+        IncompatibleError: A package that serves pages is not installed.
+    """
+    try:
+        from starlette.applications import Starlette
+        from starlette.concurrency import run_in_threadpool
+        from starlette.responses import HTMLResponse, PlainTextResponse
+        from starlette.responses import Response as PlainResponse
+        from starlette.routing import Route
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+
+    looks = [Looks(one, report, clock) for one in checkpoints]
+    pages = _Pages(
+        looks, token, clock, allows_changes=allows_changes, storage_options=storage_options
+    )
+    guard = Guard(token, host)
+
+    def refused(request: Request) -> Response | None:
+        if (why := guard.refusal(request)) is not None:
+            return PlainTextResponse(why, 403, _headers())
+        number = request.path_params.get("number", 0)
+        if not 0 <= number < len(looks):
+            return PlainTextResponse("There is no such checkpoint.", 404, _headers())
+        return None
+
+    def html(make: Callable[..., str], *, is_page: bool) -> Callable[[Request], Response]:
+        def answer(request: Request) -> Response:
+            if (refusal := refused(request)) is not None:
+                return refusal
+            nonce = secrets.token_urlsafe(16)
+            arguments = (*request.path_params.values(), *([nonce] if is_page else []))
+            try:
+                return HTMLResponse(make(*arguments), headers=_headers(nonce))
+            except StateStoreError as error:
+                return PlainTextResponse(str(error), 409, _headers())
+
+        return answer
+
+    def as_json(make: Callable[[], dict[str, Any]]) -> Response:
+        try:
+            fields = make()
+            status = 400 if "problem" in fields else 200
+        except InUseError as error:
+            fields, status = {"problem": str(error)}, 409
+        except StateStoreError as error:
+            fields, status = {"problem": str(error)}, 400
+        return PlainResponse(to_json(fields), status, _headers(), "application/json")
+
+    def look(make: Callable[[int], dict[str, Any]]) -> Callable[[Request], Response]:
+        return lambda request: (
+            refused(request) or as_json(lambda: make(request.path_params["number"]))
+        )
+
+    def ask(what: str) -> Callable[[Request], Any]:
+        async def answer(request: Request) -> Response:
+            refusal = refused(request)
+            if refusal is not None:
+                return refusal
+            length = request.headers.get("content-length", "")
+            if not length.isdigit() or int(length) > _MOST_BYTES:
+                return PlainTextResponse("It is too long.", 413, _headers())
+            try:
+                fields = json.loads(await request.body())
+            except (ValueError, RecursionError):
+                fields = None
+            if not isinstance(fields, dict):
+                return PlainTextResponse("It is no JSON object.", 400, _headers())
+            number = request.path_params["number"]
+            return await run_in_threadpool(as_json, lambda: pages.ask(number, what, fields))
+
+        return answer
+
+    at = "/checkpoints/{number:int}"
+    asked = ["sql", "key", "plan", *(["do"] if allows_changes else [])]
+    return Starlette(
+        routes=[
+            Route("/", html(pages.index, is_page=True)),
+            Route("/part", html(pages.index_part, is_page=False)),
+            Route(at, html(pages.page, is_page=True)),
+            Route(f"{at}/part", html(pages.part, is_page=False)),
+            Route(f"{at}/live", look(pages.live)),
+            Route(f"{at}/tables", look(pages.tables)),
+            *(Route(f"{at}/{what}", ask(what), methods=["POST"]) for what in asked),
+        ]
+    )
+
+
+def _headers(nonce: str = "") -> dict[str, str]:
+    script = f"'nonce-{nonce}'" if nonce else "'none'"
+    return {
+        "Cache-Control": "no-store",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
+        f"script-src {script}; img-src data:; connect-src 'self'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'",
+    }
+
+
+def serve(
+    checkpoints: Sequence[Checkpoint],
+    report: Callable[[Checkpoint], Facts],
+    *,
+    host: str,
+    port: int,
+    clock: Clock,
+    announce: Callable[[str], Any],
+    allows_changes: bool = False,
+    storage_options: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Serve pages until the process is asked to end.
+
+    Args:
+        checkpoints: At least one.
+        report: As `make_application`, and so are the others.
+        host: Address to listen at: the loopback's, unless others are to see the state.
+        port: Port; 0 for any that is free.
+        clock: Likewise.
+        announce: Called with the address to open, once it answers.
+        allows_changes: Likewise.
+        storage_options: Likewise.
+
+    Raises:
+        IncompatibleError: A package that serves pages is not installed.
+        InvalidArgumentError: The address cannot be listened at.
+    """
+    try:
+        import uvicorn
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+    token = secrets.token_urlsafe(16)
+    application = make_application(
+        checkpoints,
+        report,
+        token,
+        clock,
+        host=host,
+        allows_changes=allows_changes,
+        storage_options=storage_options,
+    )
+    try:
+        listening = socket.create_server((host, port))
+    except OSError as error:
+        raise InvalidArgumentError(
+            "cannot listen at the address",
+            host=host,
+            port=port,
+            reason=error.strerror or str(error),
+            to_fix="name another port, or 0 for any that is free",
+        ) from error
+    with listening:
+        shown = f"[{host}]" if ":" in host else host
+        where = "checkpoints/0" if len(checkpoints) == 1 else ""
+        announce(f"http://{shown}:{listening.getsockname()[1]}/{where}?token={token}")
+        config = uvicorn.Config(application, log_level="warning", access_log=False)
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def _missing(error: ModuleNotFoundError) -> IncompatibleError:
+    return IncompatibleError(
+        "pages are served by a package that is not installed",
+        missing=error.name,
+        to_fix="pip install 'statestore[ui]', or write a page to a file: statestore report",
+    )

@@ -1,0 +1,222 @@
+"""A query at a glance: what is told of it is what its logs and leases say, and costs little."""
+
+import json
+import os
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from statestore import Checkpoint
+from statestore.checkpoint.lease import Holder, Lease, QueryProgress
+from statestore.core.clock import ManualClock, SystemClock
+from statestore.core.ids import RandomIds
+from statestore.core.process import find_process
+from statestore.io.local import LocalFileIO
+from statestore.testing.checkpoints import MadeCheckpoint
+from tests.seams import at
+
+SPARK = Path(__file__).resolve().parents[1] / "golden" / "spark"
+NOW_MS = 1_700_000_000_000
+
+
+class Noting(LocalFileIO):
+    """A storage that notes what it is asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def __getattribute__(self, name):
+        if name in ("read_tail", "read_range", "fetch", "fetch_slices", "list", "list_tree"):
+            self.asked.append(name)
+        return super().__getattribute__(name)
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A checkpoint of three versions."""
+    checkpoint = MadeCheckpoint(str(tmp_path / "query"), tmp_path / "scratch")
+    for batch in range(3):
+        checkpoint.run_batch({1: batch, 2: batch})
+    return checkpoint
+
+
+def tell(made, batch, *, planned_ms, watermark_ms=0, sources=("-",), committed_ms=None, after=0):
+    """Write what the logs have of a batch."""
+    offsets = Path(made.path, "offsets", str(batch))
+    version, metadata, *_ = Path(made.path, "offsets", "0").read_text().splitlines()
+    fields = json.loads(metadata) | {"batchTimestampMs": planned_ms}
+    fields["batchWatermarkMs"] = watermark_ms
+    offsets.write_text("\n".join([version, json.dumps(fields), *sources]))
+    if committed_ms is not None:
+        commit = Path(made.path, "commits", str(batch))
+        commit.write_text(f'v1\n{{"nextBatchWatermarkMs":{after}}}')
+        os.utime(commit, (committed_ms / 1000, committed_ms / 1000))
+
+
+def lease_of(made, operation="", **of):
+    """Take a lease, as a query of this process has it, or an operation."""
+    holder = Holder(find_process(), application="app", run="run", operation=operation, **of)
+    root = f"{made.path}/state"
+    return Lease(LocalFileIO(), root, RandomIds().new_id(), holder, 10_000, SystemClock())
+
+
+def look(made):
+    """Look at the query, at a time that stands still."""
+    return at(made.path, clock=ManualClock(NOW_MS)).query
+
+
+def test_stopped_query_lags_as_when_it_stopped(made):
+    """Catches a lag that grows after the query has ended."""
+    tell(made, 1, planned_ms=NOW_MS - 40_000)
+    tell(
+        made, 2, planned_ms=NOW_MS - 30_000, watermark_ms=NOW_MS - 99_000,
+        committed_ms=NOW_MS - 28_000, after=NOW_MS - 90_000,
+    )  # fmt: skip
+    found = look(made)
+    assert (found.is_running, found.operation, found.name) == (False, None, None)
+    assert (found.newest_version, found.uncommitted_batch) == (3, None)
+    assert (found.committed_ms, found.batch_ms) == (NOW_MS - 28_000, 2_000)
+    assert (found.watermark_ms, found.lag_ms) == (NOW_MS - 90_000, 60_000)
+    assert found.position.sources == ("-",)
+
+    tell(made, 3, planned_ms=NOW_MS - 10_000)
+    found = look(made)
+    assert (found.uncommitted_batch, found.planned_ms) == (3, NOW_MS - 10_000)
+    assert (found.newest_version, found.lag_ms) == (3, 80_000)
+
+    lease = lease_of(made)
+    lease.take()
+    assert (look(made).is_running, look(made).lag_ms) == (True, 90_000)
+    lease.drop()
+
+
+def test_what_the_driver_says_comes_with_its_lease(made):
+    """Catches a name that another lease of the query hides, and one of an operation."""
+    executors = [lease_of(made, executor=str(number)) for number in range(3)]
+    driver = lease_of(made, executor="driver")
+    for lease in executors:
+        lease.take()
+    driver.take(QueryProgress("clicks <b>", 2, 500, 12.5, 250.0))
+    found = look(made)
+    assert (found.name, found.is_running) == ("clicks <b>", True)
+    rates = found.rates
+    assert (rates.batch, rates.rows, rates.known_by) == (2, 500, "progress")
+    assert (rates.input_rows_per_second, rates.processed_rows_per_second) == (12.5, 250.0)
+    assert Checkpoint(made.path).info.query_name == "clicks <b>"
+
+    driver.renew(QueryProgress("clicks <b>"))
+    assert (look(made).name, look(made).rates) == ("clicks <b>", None)
+    for lease in [*executors, driver]:
+        lease.drop()
+    assert (look(made).name, look(made).is_running) == (None, False)
+
+    operation = lease_of(made, operation="rescale")
+    operation.take()
+    assert (look(made).is_running, look(made).operation) == (False, "rescale")
+    operation.drop()
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "text", [], 7, {"name": 7}, {"name": "x" * 9_000, "batch": True}, {"rows": -1},
+        {"input_rows_per_second": "NaN"}, {"input_rows_per_second": float("inf")}, {"batch": 1.5},
+    ],
+)  # fmt: skip
+def test_progress_that_is_none_is_left_out(made, hostile):
+    """Catches a lease that nobody can read because of what is told beside it."""
+    lease = lease_of(made)
+    lease.take()
+    file = Path(lease.leases.path(lease.name))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"query": hostile}))
+    found = look(made)
+    assert (found.is_running, found.rates) == (True, None)
+    assert len(found.name or "") <= 1000
+    lease.drop()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_are_counted_from_the_offsets_of_kafka(made, seed):
+    """Catches a topic or partition that is left out, or one that is new and counts from 0."""
+    random = Random(seed)
+
+    def offsets(before=None):
+        """Return offsets at or behind others, and the rows in between."""
+        rows, of = 0, {}
+        for topic in "ab":
+            partitions = {}
+            for number in range(random.randint(1, 4)):
+                start = ((before or {}).get(topic) or {}).get(str(number))
+                step = random.randint(0, 10**6)
+                rows += step if start is not None else 0
+                partitions[str(number)] = (start or random.randint(0, 10**12)) + step
+            of[topic] = partitions
+        return of, rows
+
+    both, told = 0, [[], []]
+    for _ in range(random.randint(1, 3)):
+        old, _ = offsets()
+        new, rows = offsets(old)
+        both += rows
+        told[0].append(json.dumps(old))
+        told[1].append(json.dumps(new))
+    tell(made, 1, planned_ms=NOW_MS - 8_000, sources=told[0])
+    tell(made, 2, planned_ms=NOW_MS - 4_000, sources=told[1], committed_ms=NOW_MS - 2_000)
+    rates = look(made).rates
+    assert (rates.batch, rates.rows, rates.known_by) == (2, both, "offsets")
+    assert rates.input_rows_per_second == pytest.approx(both / 4)
+    assert rates.processed_rows_per_second == pytest.approx(both / 2)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('{"logOffset":1}', '{"logOffset":2}'), ("17", "18"), ("-", '{"a":{"0":3}}'), ("{}", "{}"),
+        ('{"a":{"0":9}}', '{"a":{"0":3}}'), ('{"a":{"0":1}}', '{"a":{"0":true}}'),
+        ('{"a":{"x":1}}', '{"a":{"x":2}}'), ("{" * 9000, "{" * 9000), ("", ""),
+        ('{"a":{"0":1}}', '{"a":[1]}'),
+    ],
+)  # fmt: skip
+def test_offsets_that_count_nothing_give_no_rates(made, old, new):
+    """Catches rows per second made of what is no number of rows."""
+    tell(made, 1, planned_ms=NOW_MS - 8_000, sources=[old])
+    tell(made, 2, planned_ms=NOW_MS - 4_000, sources=[new], committed_ms=NOW_MS - 2_000)
+    assert look(made).rates is None
+
+
+@pytest.mark.parametrize("text", ["", "v1", "v1\n{", "\0", "v1\n{}\n{}", 'v1\n{"batch":1}'])
+def test_damaged_logs_are_passed_over(made, text):
+    """Catches a page that does not open where an entry of a log is damaged."""
+    for log in ("offsets", "commits"):
+        kept = Path(made.path, log, "2").read_text()
+        Path(made.path, log, "2").write_text(text)
+        assert look(made).newest_version == 3
+        Path(made.path, log, "2").write_text(kept)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in SPARK.iterdir()))
+def test_nobody_knows_whether_a_query_of_sparks_own_runs(name):
+    """Catches a query that is said to be stopped because it has no lease."""
+    found = Checkpoint(SPARK / name / "checkpoint").query
+    assert (found.is_running, found.name) == (None, None)
+    assert found.newest_version > 0
+    assert found.position is not None
+
+
+def test_a_look_reads_a_few_small_files_however_many_state_partitions(tmp_path):
+    """Catches a look that costs more the larger the state is: a page asks every two seconds."""
+    costs = []
+    for num_partitions in (1, 16):
+        io = Noting()
+        made = MadeCheckpoint(
+            str(tmp_path / f"query-{num_partitions}"), tmp_path / f"scratch-{num_partitions}",
+            num_partitions=num_partitions,
+        )  # fmt: skip
+        for batch in range(3):
+            made.run_batch(dict.fromkeys(range(100), batch))
+        assert at(made.path, io=io).query.newest_version == 3
+        costs.append(len(io.asked))
+    assert costs[0] == costs[1]
+    assert costs[0] < 20
