@@ -58,14 +58,10 @@ class Browser:
         told = json.loads(text[:-1])
         if told.get("method") == "Runtime.exceptionThrown":
             self.complaints.append(str(told["params"]["exceptionDetails"]))
-        if told.get("method") in ("Runtime.consoleAPICalled", "Log.entryAdded"):
+        if told.get("method") == "Log.entryAdded" and told["params"]["entry"]["level"] == "error":
+            self.complaints.append(str(told["params"]["entry"]))
+        if told.get("method") == "Runtime.consoleAPICalled":
             self.complaints.append(str(told["params"]))
-        if told.get("method") == "Page.javascriptDialogOpening":
-            self._number += 1
-            asked = {"id": self._number, "method": "Page.handleJavaScriptDialog"}
-            asked |= {"params": {"accept": True}, "sessionId": self._session}
-            self._number -= 1
-            os.write(self._write, json.dumps(asked | {"id": 10**9}).encode() + b"\0")
         return told
 
     def open(
@@ -80,6 +76,10 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url=address)
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
+
+    def close(self) -> None:
+        """Read no more from it."""
+        self._read.close()
 
     def run(self, script: str) -> Any:
         """Run JavaScript in the page; return its value, of a promise what it comes to."""
@@ -96,9 +96,15 @@ class Browser:
             assert time.monotonic() < until, condition
             time.sleep(0.05)
 
-    def picture(self, to: Path, *, whole: bool = True) -> None:
-        """Take a picture of the page."""
-        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+    def picture(self, to: Path, *, height: int | None = None, of: str = "html") -> None:
+        """Take a picture of an element, the upper part where a height is given."""
+        at = "(({x, y, width, height}) => ({x, y, width, height}))"
+        box = self.run(f"{at}(document.querySelector({json.dumps(of)}).getBoundingClientRect())")
+        box["y"] += self.run("scrollY")
+        clip = {**box, "height": min(height or 10**9, box["height"]), "scale": 0.75}
+        found = self.call(
+            "Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip
+        )
         to.write_bytes(base64.b64decode(found["data"]))
 
 
@@ -126,8 +132,10 @@ def open_browser(directory: Path) -> Iterator[Browser]:
     ) as process:
         os.close(from_us[0])
         os.close(to_us[1])
+        browser = Browser(from_us[1], to_us[0])
         try:
-            yield Browser(from_us[1], to_us[0])
+            yield browser
         finally:
             process.kill()
             os.close(from_us[1])
+            browser.close()

@@ -77,7 +77,8 @@ def _where(findings: Sequence[Finding]) -> str:
             place += f" of store {store.name} of operator {store.operator}"
         places.append(place if finding.file is None else f"{place}, file {finding.file}")
     more = len(findings) - len(places)
-    return "; ".join([*places, f"and {more:,} more"] if more else places) + "."
+    text = "; ".join([*places, f"and {more:,} more"] if more else places)
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _sizes(facts: Facts) -> Iterator[Advice]:
@@ -102,7 +103,7 @@ def _sizes(facts: Facts) -> Iterator[Advice]:
                 yield Advice(
                     "partitions-too-small",
                     "advice",
-                    f"The {store.title} has {store.num_rows:,} rows in {store.num_partitions} "
+                    f"The {store.title} has {store.num_rows:,} rows in {store.num_partitions:,} "
                     "state partitions. Each of them costs a task and a commit in every batch, "
                     "whatever it holds.",
                     f"statestore rescale {facts.uri} --num-partitions {fewer}",

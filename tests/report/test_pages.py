@@ -260,7 +260,7 @@ def test_page_says_what_it_did_not_check(made, tmp_path):
 
     assert {row[2] for row in findings} == {"3"}
     for text in (printed, page.read_text()):
-        assert "state partition 3 of store" in text
+        assert "State partition 3 of store" in text
         assert f"file {damaged}" in text
         assert f"statestore repair {made.path}" in text
 

@@ -122,9 +122,14 @@ class Lane:
         return session
 
     def start(
-        self, *, available_now: bool = True, once: bool = False, every: str | None = None
+        self,
+        *,
+        available_now: bool = True,
+        once: bool = False,
+        every: str | None = None,
+        name: str | None = None,
     ) -> Any:
-        """Start the query from its checkpoint and return its handle."""
+        """Start the query from its checkpoint, under a name if given, and return its handle."""
         session = self.session()
         streams = {
             name: self._reader(session, name)
@@ -138,6 +143,8 @@ class Lane:
             .outputMode(self.query.mode)
             .option("checkpointLocation", str(self.checkpoint))
         )
+        if name is not None:
+            writer = writer.queryName(name)
         if every is not None:
             return writer.trigger(processingTime=every).start()
         if once:

@@ -70,7 +70,7 @@ def test_running_query_is_in_use_until_it_stops(lane: Lane, spark: SparkSession)
     """Catches an idle query that is overlooked, and a stopped one that is not forgotten."""
     first, second, third = lane.query.plan
     lane.feed(*first)
-    handle = lane.start(available_now=False)
+    handle = lane.start(available_now=False, name="clicks by <shop>")
     try:
         wait_for(lambda: len(lane.batches) == len(first), "the batches", timeout_s=60)
         wait_for(lambda: not handle.status["isTriggerActive"], "an idle query")
@@ -92,6 +92,19 @@ def test_running_query_is_in_use_until_it_stops(lane: Lane, spark: SparkSession)
         assert reader.format("statestore").load(str(lane.checkpoint)).count() > 0
         held = [_leases(lane).read(name) for name in _leases(lane).list()]
         assert [lease.holder.run for lease in held if lease] == [str(handle.runId)]
+
+        # What only the driver knows is in its lease, and of the newest batch after a renewal.
+        def rates() -> tuple[int, int] | None:
+            found = Checkpoint(lane.checkpoint).query.rates
+            return (found.batch, found.rows) if found and found.known_by == "progress" else None
+
+        def reported() -> tuple[int, int]:
+            return handle.lastProgress["batchId"], handle.lastProgress["numInputRows"]
+
+        wait_for(lambda: rates() == reported(), "rates in the lease")
+        told = Checkpoint(lane.checkpoint).query
+        assert (told.is_running, told.name) == (True, "clicks by <shop>")
+        assert told.query_id == str(handle.id)
 
         # The lease is the query's, whatever becomes of an engine.
         for pid in engines(descendants(os.getpid())):

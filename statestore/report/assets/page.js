@@ -130,6 +130,7 @@
     shownMark = mark(facts.query);
     document.querySelectorAll("[data-chart]").forEach((element) => {
       const option = CHARTS[element.dataset.chart](facts, facts.stores[element.dataset.of]);
+      option.series.forEach((of) => { of.progressive = 0; }); // else a large one is drawn in part
       const points = option.series.flatMap((of) => of.data).filter((at) => at != null).length;
       if (anew) echarts.getInstanceByDom(element)?.dispose();
       const chart = echarts.getInstanceByDom(element) ?? echarts.init(
@@ -200,14 +201,15 @@
       || (!selection.isCollapsed && selection.rangeCount > 0 && selection.getRangeAt(0).intersectsNode(element));
   };
   const renew = (html) => {
-    const found = new DOMParser().parseFromString(html, "text/html");
+    const parse = (text) => new DOMParser().parseFromString(text, "text/html");
     if (index) {
       const body = index.tBodies[0];
       if (isBusy(body)) return;
-      body.replaceChildren(...found.querySelectorAll("tr"));
+      body.replaceChildren(...parse(`<table>${html}</table>`).querySelectorAll("tr"));
       arrange();
       return;
     }
+    const found = parse(html);
     const [shown, parts] = [partsOf(facts), partsOf(found)];
     if ([...shown.keys()].join() !== [...parts.keys()].join()) {
       if (isBusy(facts)) return;
