@@ -233,6 +233,11 @@ def test_list_tells_the_query_and_how_far_it_has_read(running):
     assert "\\x1b]" in tell(0, "\x1b]0;x")[1]
     assert len(max(tell(0, "9" * 5000)[1].splitlines(), key=len)) < 250
 
+    (lease,) = Path(running.path).rglob("query-*.json")
+    said = {"query": {"name": "clicks \x1b]0;x"}}
+    lease.write_text(json.dumps(json.loads(lease.read_text()) | said))
+    assert f"query clicks \\x1b]0;x {query}, running\n" in tell(0, "-")[1]
+
     position = Checkpoint(running.path).info.position
     assert (position.batch, position.planned_ms, position.watermark_ms) == (1, 90_000_000, None)
     for hostile in (10**18, -1, 1.5, "x"):

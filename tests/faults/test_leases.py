@@ -89,6 +89,23 @@ def test_lease_is_there_from_take_to_drop(query, engine):
         pass
 
 
+def test_what_a_driver_says_is_in_its_lease_until_it_says_otherwise(query, engine):
+    """Catches a name or rates that stay from before, and one that spoils the lease."""
+    ask(engine, "lease", **query.lease("take"))
+    (name,) = query.leases.list()
+    assert query.leases.read(name).progress is None
+    said = {"name": "é <b>" * 900, "batch": 7, "rows": 12, "input_rows_per_second": 1.5}
+    assert ask(engine, "lease", **query.lease("renew", query=said)) == {"ok": {}}
+    told = query.leases.read(name).progress
+    assert told.name == said["name"][:1000]
+    assert (told.batch, told.rows, told.input_rows_per_second) == (7, 12, 1.5)
+    assert told.processed_rows_per_second is None
+    ask(engine, "lease", **query.lease("renew", query={"name": None}))
+    assert query.leases.read(name).progress.batch is None
+    ask(engine, "lease", **query.lease("renew"))
+    assert query.leases.read(name).progress is None
+
+
 def test_requests_for_leases_are_counted_apart(query, engine):
     """Catches a lease that costs every store or every batch a request."""
     ask(engine, "lease", **query.lease("take"))
