@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from statestore.core.errors import InUseError, InvalidArgumentError
+from statestore.core.errors import InvalidArgumentError
 from statestore.operations.savepoint.savepoint import SavepointForm
 
 if TYPE_CHECKING:
@@ -25,6 +25,10 @@ Operation = Literal["savepoint", "branch", "rescale", "repair"]
 
 _MOST_PLANS = 100
 """That may still be done; older ones are planned again."""
+
+
+class BusyError(Exception):
+    """The server does one thing of a kind at a time, and is at it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ class Plans:
 
         Raises:
             InvalidArgumentError: Nothing was planned by that word, or it was done before.
-            InUseError: Another operation of this page is under way.
+            BusyError: Another operation of these pages is under way.
             StateStoreError: As the operation.
         """
         with self._lock:
@@ -110,9 +114,7 @@ class Plans:
                 "this was not planned, or was done before", to_fix="show the plan again"
             )
         if not self._doing.acquire(blocking=False):
-            raise InUseError(
-                "another operation of this page is under way", to_fix="wait for its end"
-            )
+            raise BusyError("Another operation of these pages is under way: wait for its end.")
         try:
             return {"done": str(made.run(False))}
         finally:

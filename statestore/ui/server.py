@@ -34,7 +34,7 @@ from statestore.ui.answers import LIMITS
 from statestore.ui.asked import answer
 from statestore.ui.guard import Guard
 from statestore.ui.looks import Kept, Looks, look_at_all
-from statestore.ui.plans import Plans
+from statestore.ui.plans import BusyError, Plans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -116,23 +116,21 @@ class _Pages:
         """Answer what a page asks by a POST.
 
         Raises:
+            BusyError: Another one is being answered.
             StateStoreError: It is refused, or fails.
         """
         one = self._looks[number]
         text = {name: value for name, value in fields.items() if isinstance(value, str)}
-        match what:
-            case "sql" | "key":
-                if not self._asking.acquire(blocking=False):
-                    raise InUseError(
-                        "another question is being answered", to_fix="ask again in a moment"
-                    )
+        if what != "do":
+            if not self._asking.acquire(blocking=False):
+                raise BusyError("Another question is being answered: ask again in a moment.")
+            try:
+                if what == "plan":
+                    return self._plans.plan(one.checkpoint, text)
                 wanted = {name: text.get(name, "") for name in _QUESTIONS[what]}
-                try:
-                    return answer(one.checkpoint, self._storage_options, what, **wanted)
-                finally:
-                    self._asking.release()
-            case "plan":
-                return self._plans.plan(one.checkpoint, text)
+                return answer(one.checkpoint, self._storage_options, what, **wanted)
+            finally:
+                self._asking.release()
         try:
             return self._plans.do(one.checkpoint, text.get("confirmation", ""))
         finally:
@@ -209,7 +207,7 @@ def make_application(
         try:
             fields = make()
             status = 400 if "problem" in fields else 200
-        except InUseError as error:
+        except (InUseError, BusyError) as error:
             fields, status = {"problem": str(error)}, 409
         except StateStoreError as error:
             fields, status = {"problem": str(error)}, 400

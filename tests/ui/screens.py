@@ -165,11 +165,14 @@ def write_documents(to: Path) -> None:
                 "const [sql, key, plan] = document.querySelectorAll('form[data-ask]');"
                 "sql.elements.sql.value = 'SELECT key.shop, count(*) AS products, sum(value.count)"
                 " AS sold\\nFROM state GROUP BY 1 ORDER BY 3 DESC LIMIT 3'; sql.requestSubmit();"
+            )
+            answers = "[...document.querySelectorAll('.answer')].filter((of) => of.innerText.length"
+            browser.wait(f"{answers} > 1).length === 1", 60)
+            browser.run(
                 "plan.elements.operation.value = 'rescale';"
                 "plan.elements.operation.dispatchEvent(new Event('change'));"
                 "plan.elements.num_partitions.value = '8'; plan.requestSubmit();"
             )
-            answers = "[...document.querySelectorAll('.answer')].filter((of) => of.innerText.length"
             browser.wait(f"{answers} > 1).length === 2", 60)
             browser.run('key.elements.key.value = \'["Lyon", "product-003"]\'; key.requestSubmit()')
             browser.wait(f"{answers} > 1).length === 3", 60)

@@ -6,6 +6,7 @@ import re
 import shlex
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
 from random import Random
@@ -301,6 +302,20 @@ def test_sql_is_bounded(served):
         status, found = served.ask("sql", sql=wide)
         assert (status, "emory" in found["problem"]) == (400, True)
     assert served.ask("sql", sql="SELECT 1 AS one")[1]["rows"] == [["1"]]
+
+
+def test_one_question_is_answered_at_a_time(served):
+    """Catches questions that take the machine's memory together."""
+    forever = "SELECT count(*) FROM range(400000) a, range(400000) b WHERE a.range + b.range < 0"
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(served.ask, "sql", sql=forever)
+        time.sleep(1)
+        status, found = served.ask("sql", sql="SELECT 1")
+        assert (status, "ask again" in found["problem"]) == (409, True)
+        assert served.ask("plan", operation="repair")[0] == 409
+        assert served.live()["query"]["newest_version"] == 20
+        assert first.result()[0] == 400
+    assert served.ask("sql", sql="SELECT 1")[0] == 200
 
 
 def test_a_question_that_takes_too_long_is_ended(sample, monkeypatch):
