@@ -1,6 +1,7 @@
 """A checkpoint and a trial of it, made without Spark."""
 
 from statestore import Checkpoint, Trial
+from statestore.core.clock import ManualClock
 from statestore.io.local import LocalFileIO
 from statestore.operations.trial.record import Compared, Record, State, write_record
 from statestore.testing.checkpoints import QUERY_ID, MadeCheckpoint
@@ -12,7 +13,9 @@ def tried(tmp_path, checkpoint_format=1):
 
     The new code puts other rows: so it is seen from which a query goes on.
     """
-    made = make(tmp_path, operators=KEYED, num_partitions=2, checkpoint_format=checkpoint_format)
+    # A batch that is repeated is planned at the time at which it was planned at first.
+    shape = {"num_partitions": 2, "operators": KEYED, "checkpoint_format": checkpoint_format}
+    made = make(tmp_path, clock=ManualClock(), **shape)
     ck = Checkpoint(made.path)
     ck.compact()  # a line of the history
     trial = tmp_path / "trial"
@@ -20,9 +23,8 @@ def tried(tmp_path, checkpoint_format=1):
     branch = MadeCheckpoint(
         ck.branch(trial / "checkpoint", version=2).made.uri,
         tmp_path / "scratch",
-        num_partitions=2,
-        operators=KEYED,
-        checkpoint_format=checkpoint_format,
+        clock=ManualClock(),
+        **shape,
         numbers={key: key for key in range(40) if key % 3} | {50: 1},
     )
     branch.run_batch(dict.fromkeys(range(60), 7))

@@ -79,12 +79,12 @@ def render(facts: Facts, server: Server | None = None, *, home: str | None = Non
     Raises:
         IncompatibleError: The package that fills pages in is not installed.
     """
-    return _fill("checkpoint.html", server, home, **_of_checkpoint(facts))
+    return fill_in("checkpoint.html", server, home, **_of_checkpoint(facts))
 
 
 def render_facts(facts: Facts) -> str:
     """Return what changes of the page of a checkpoint: HTML that takes the place of what it had."""
-    return _fill("facts.html", None, None, **_of_checkpoint(facts))
+    return fill_in("facts.html", None, None, **_of_checkpoint(facts))
 
 
 def _of_checkpoint(facts: Facts) -> dict[str, Any]:
@@ -96,7 +96,10 @@ def _of_checkpoint(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _fill(template: str, server: Server | None, home: str | None, **values: Any) -> str:
+def fill_in(
+    template: str, server: Server | None = None, home: str | None = None, **values: Any
+) -> str:
+    """Return a page of values; arguments and errors as `render`."""
     values = {"title": "statestore", "data": None, **values}
     home = server.home if server is not None else home
     return _environment().get_template(template).render(server=server, home=home, **values)
@@ -156,12 +159,6 @@ def write_page(facts: Facts, to: str | os.PathLike[str]) -> None:
     write_file(render(facts), to)
 
 
-def fill_in(template: str, **values: Any) -> str:
-    """Return a page without charts that reads nothing from a server; errors as `render`."""
-    page = _environment().get_template(template)
-    return page.render(refresh_seconds=0, home=None, data=None, **values)
-
-
 def write_file(page: str, to: str | os.PathLike[str]) -> None:
     """Write a page to a file, in place of one there; errors as `write_page`."""
     with _named_errors(to):
@@ -211,12 +208,12 @@ def _named_errors(to: str | os.PathLike[str]) -> Iterator[None]:
 
 def render_index(rows: Sequence[IndexRow], server: Server | None = None) -> str:
     """Return the page with all checkpoints; errors as `render`."""
-    return _fill("index.html", server, None, rows=_told(rows))
+    return fill_in("index.html", server, None, rows=_told(rows))
 
 
 def render_rows(rows: Sequence[IndexRow]) -> str:
     """Return what changes of the page with all checkpoints, as `render_facts`."""
-    return _fill("rows.html", None, None, rows=_told(rows))
+    return fill_in("rows.html", None, None, rows=_told(rows))
 
 
 def _told(rows: Sequence[IndexRow]) -> list[tuple[IndexRow, dict[str, str] | None]]:

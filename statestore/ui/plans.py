@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from statestore.core.errors import InvalidArgumentError
-from statestore.operations.savepoint.savepoint import SavepointForm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -128,8 +127,6 @@ def _read(checkpoint: Checkpoint, fields: Mapping[str, Any]) -> _Plan:
         case "savepoint":
             destination = _text(fields, "destination")
             form: Any = fields.get("form") or "canonical"
-            if form not in get_args(SavepointForm):
-                raise _unknown("form", form, get_args(SavepointForm))
             options = () if form == "canonical" else ("--form", str(form))
             return _Plan(
                 checkpoint,

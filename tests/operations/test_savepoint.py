@@ -376,6 +376,17 @@ def test_what_has_no_key_stays_in_one_partition_from_one_to_many(tmp_path):
     assert [len(ids) for ids in entry["stateUniqueIds"].values()] == [4, 1, 1]
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_form_that_there_is_not_is_refused(tmp_path, dry_run):
+    """Catches a savepoint of a form that no release can restore."""
+    query = make_query(tmp_path / "query")
+
+    with pytest.raises(InvalidArgumentError, match=r"form='avro'.*canonical or native"):
+        Checkpoint(query.path).savepoint(tmp_path / "savepoint", form="avro", dry_run=dry_run)
+
+    assert not (tmp_path / "savepoint").exists()
+
+
 @pytest.mark.parametrize("num_partitions", [0, -1, 32_769])
 def test_parallelism_out_of_range_is_refused(tmp_path, num_partitions):
     """Catches a checkpoint without state partitions, and 0 taken for "as before"."""

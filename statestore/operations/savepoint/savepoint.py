@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from statestore.codec.joined_trailers import add_counts
 from statestore.core.errors import (
@@ -132,11 +132,17 @@ def decide_savepoint(
         form: canonical can be restored on every state backend; native is copied faster.
 
     Raises:
-        InvalidArgumentError: The state is in a driver's memory and the form is native; or as
-            `source_of`.
+        InvalidArgumentError: There is no such form; the state is in a driver's memory and the form
+            is native; or as `source_of`.
         NotFoundError, CorruptionError, IncompatibleError, FencedError, StorageError: As
             `source_of`.
     """
+    if form not in get_args(SavepointForm):
+        raise InvalidArgumentError(
+            "a savepoint has no such form",
+            form=form,
+            to_fix=f"use {' or '.join(get_args(SavepointForm))}",
+        )
     if checkpoint.backend in IN_DRIVER_MEMORY and form == "native":
         raise InvalidArgumentError(
             "a checkpoint of the heap backend has no files of its own to copy",
