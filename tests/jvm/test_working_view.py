@@ -16,7 +16,7 @@ from tests.spark.helper_jar import cached_jar
 from tools.scala import SPARK_JARS
 
 CHECKS = Path(__file__).resolve().parents[2] / "jvm-shim/src/test/scala/io/statestore"
-BATCHES = 300 if os.environ.get("HYPOTHESIS_PROFILE") == "long" else 60
+BATCHES = 300 if os.environ.get("HYPOTHESIS_PROFILE") == "long" else 120
 JVM_FLAGS = tuple(
     f"--add-opens=java.base/{package}=ALL-UNNAMED"
     for package in ("java.nio", "java.lang", "sun.nio.ch")
