@@ -44,9 +44,7 @@ def rescale_as_asked(error: BaseException) -> bool:
     num_partitions, directory = int(found[1]), found[2]
     from pyspark.sql import SparkSession
 
-    session = SparkSession.getActiveSession()
-    if session is None:
-        return False
+    session = SparkSession.active()  # or the default one, in a thread that has none
     with ExitStack() as stack:
         stack.enter_context(use(DriverFiles(lambda: session)))
         memory = cache(lambda: stack.enter_context(driver_memory(session)))
