@@ -105,7 +105,8 @@ def upgrade(
     Raises:
         InvalidArgumentError: The job failed, or starts no query of the checkpoint (kind
             trial-failed); no batch can be repeated; a promote was begun (kind
-            unfinished-operation); or a column to be ignored is nowhere.
+            unfinished-operation); something else is in the directory of the trial, or a trial of
+            another checkpoint (kind checkpoint-exists); or a column to be ignored is nowhere.
         IncompatibleError: The state is in a driver's memory, elsewhere than in the checkpoint, or
             of another provider.
         NotFoundError, CorruptionError, FencedError, StorageError: As `Directory`.
@@ -403,6 +404,15 @@ class Trial:
         with self._open() as (io, path), ck._reach.checkpoint() as old:
             check_triable(old)
             found = read_record(io, path)
+            if found is not None and found.checkpoint != old.uri:
+                raise InvalidArgumentError(
+                    "the trial is one of another checkpoint",
+                    kind="checkpoint-exists",
+                    directory=self.uri,
+                    checkpoint=old.uri,
+                    trial_of=found.checkpoint,
+                    to_fix="name another directory for it, or drop that trial first",
+                )
             if found is not None and self._goes_on(found, old, asked):
                 return found
             if found is None:
@@ -431,9 +441,7 @@ class Trial:
 
     def _goes_on(self, found: Record, old: OpenCheckpoint, asked: dict[str, Any]) -> bool:
         """Return whether a trial of the same code can go on with the batches there are since."""
-        if not State.BRANCHED <= found.state <= State.PROMOTING or found.checkpoint != old.uri:
-            return False
-        if asked != found.asked:
+        if not State.BRANCHED <= found.state <= State.PROMOTING or asked != found.asked:
             return False
         needed = range(found.version, old.newest_version)
         own = first_version_of(old, len(needed)) if needed else found.version

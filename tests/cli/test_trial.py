@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from statestore import Checkpoint, Trial
+from statestore import Checkpoint, Trial, upgrade
 from statestore.cli.commands import cli
+from statestore.core.errors import InvalidArgumentError
 from statestore.io.local import LocalFileIO
 from statestore.operations.trial.record import Compared, Record, read_record, write_record
 from statestore.testing.checkpoints import read_checkpoint
+from tests.checkpoints import files_below
 from tests.made_trials import tried
 
 DIFFERENT = Compared(
@@ -125,3 +127,21 @@ def test_job_that_does_not_get_to_its_query_is_named(
     if job:
         assert trial.result.error
         assert run("drop", trial.uri, "--yes")[0] == 0
+
+
+def test_trial_of_another_checkpoint_is_left_as_it_is(
+    made: tuple[Checkpoint, Trial], tmp_path: Path
+) -> None:
+    """Catches a branch that is deleted though a promote of it may have begun."""
+    _, trial = made
+    (tmp_path / "other").mkdir()
+    other, _ = tried(tmp_path / "other")
+    before = files_below(trial.uri)
+
+    def never() -> None:
+        raise AssertionError("the job was run")
+
+    with pytest.raises(InvalidArgumentError, match="another checkpoint"):
+        upgrade(other, never, trial=trial.uri)
+
+    assert files_below(trial.uri) == before
