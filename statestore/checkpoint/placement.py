@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import posixpath
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,14 @@ from statestore.checkpoint.layout import (
     placeholder_path,
     placement_path,
 )
-from statestore.core.errors import CorruptionError, FencedError, IncompatibleError, NotFoundError
+from statestore.checkpoint.lease import Leases
+from statestore.core.errors import (
+    CorruptionError,
+    FencedError,
+    IncompatibleError,
+    NotFoundError,
+    StateStoreError,
+)
 from statestore.core.ids import RandomIds, is_checkpoint_id
 from statestore.core.json_fields import MalformedError, parse_fields
 from statestore.core.providers import IN_DRIVER_MEMORY
@@ -113,6 +121,43 @@ def read_owner(io: FileIO, state_root: str) -> str | None:
             to_fix="delete it if the state is this checkpoint's: it is for people and for "
             "operations, and no row is in it",
         ) from error
+
+
+def require_own_state(
+    io: FileIO, root: str, lease_name: str, state_io: FileIO, state_root: str
+) -> None:
+    """Raise unless state that lies elsewhere is that of the checkpoint which names it.
+
+    A copy of a checkpoint directory names the state of the original, and so may a checkpoint of a
+    stranger. The directory may have several names: the one that it was made by has the lease, too.
+
+    Args:
+        io: Storage of the checkpoint.
+        root: The checkpoint's `state` directory.
+        lease_name: A lease on it that the caller holds.
+        state_io: The other storage.
+        state_root: The state's directory there.
+
+    Raises:
+        IncompatibleError: The state was made for another checkpoint (kind other-checkpoint).
+        CorruptionError, StorageError: As `read_owner`.
+    """
+    owner = read_owner(state_io, state_root)
+    if owner is None or owner == root:
+        return
+    with suppress(StateStoreError):
+        if lease_name in Leases(io, owner).list():
+            return
+    raise IncompatibleError(
+        "the state is that of another checkpoint, which would lose it",
+        kind="other-checkpoint",
+        checkpoint=posixpath.dirname(root),
+        state=state_root,
+        belongs_to=owner,
+        to_fix="copy checkpoints by `statestore branch` or `statestore savepoint`. If this one was "
+        f"moved, and the other is no more, write {root} as `checkpoint` into "
+        f"{state_root}/{OWNER_NAME}",
+    )
 
 
 def make_placement(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import parse_lease_name
 from statestore.checkpoint.lease import INTERVALS, FoundLease, Holder, Lease, QueryProgress
-from statestore.core.errors import InUseError, ProtocolError, StateStoreError
+from statestore.checkpoint.placement import require_own_state
+from statestore.core.errors import IncompatibleError, InUseError, ProtocolError, StateStoreError
 from statestore.core.process import find_process
 
 if TYPE_CHECKING:
@@ -46,13 +47,16 @@ class QueryLeases:
         Raises:
             InUseError: An operation is changing the checkpoint (kind checkpoint-under-operation);
                 the lease was dropped.
-            CorruptionError, StorageError: A lease cannot be read; the storage failed.
+            IncompatibleError: The checkpoint names the state of another (kind other-checkpoint);
+                the lease was dropped.
+            CorruptionError, StorageError: A lease, or the file that names the place of the state,
+                cannot be read; the storage failed.
         """
         lease_id = request.get("id", str)
         progress = QueryProgress.from_json(request.get_optional("query", dict))
         match request.get("action", str):
             case "take":
-                self._take(self._lease(request, lease_id), progress)
+                self._take(request, self._lease(request, lease_id), progress)
             case "renew":
                 self._lease(request, lease_id).renew(progress)
             case "drop":
@@ -104,12 +108,16 @@ class QueryLeases:
         with self._lock:
             return self._held.setdefault(lease_id, made)
 
-    def _take(self, lease: Lease, progress: QueryProgress | None) -> None:
+    def _take(self, request: Request, lease: Lease, progress: QueryProgress | None) -> None:
         files = lease.take(progress)
         now_ms = files[lease.name].modified_ms if lease.name in files else self._clock.now_ms()
         try:
             self._require_no_operation(lease, files, now_ms)
-        except InUseError:
+            elsewhere = self._storages.open_state_elsewhere(request)
+            if elsewhere is not None:
+                checkpoint = self._storages.open_checkpoint(request)
+                require_own_state(*checkpoint, lease.name, *elsewhere)
+        except (InUseError, IncompatibleError):
             lease.drop()
             with self._lock:
                 self._held = {name: held for name, held in self._held.items() if held is not lease}

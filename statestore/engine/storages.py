@@ -116,9 +116,19 @@ class Storages:
             InvalidArgumentError: Its URI is of a scheme that is not supported.
         """
         io, root = self._open(request.root(), request, request.options(), is_encoded=False)
-        is_s3 = io in self._s3.values()
-        counted = CountingFileIO(io, self.lease_requests, self.requests, is_counted_inside=is_s3)
-        return counted, root
+        return self._of_leases(io), root
+
+    def open_state_elsewhere(self, request: Request) -> tuple[FileIO, str] | None:
+        """Return the storage of a checkpoint's state and its directory there; None: with it.
+
+        Raises:
+            InvalidArgumentError, IncompatibleError, CorruptionError, StorageError: As `locate`.
+        """
+        placement = read_placement(*self.open_checkpoint(request))
+        if placement is None:
+            return None
+        io, path = self._open(placement.storage, request, request.options())
+        return self._of_leases(io), f"{path}/{placement.id}"
 
     def claim(self, request: Request) -> None:
         """Prepare the first commit of a store with its state outside of its checkpoint.
@@ -268,6 +278,10 @@ class Storages:
         directory = f"{self._fetched_directory}/{name}"
         Path(directory).mkdir(parents=True, exist_ok=True)
         return directory
+
+    def _of_leases(self, io: FileIO) -> FileIO:
+        is_s3 = io in self._s3.values()
+        return CountingFileIO(io, self.lease_requests, self.requests, is_counted_inside=is_s3)
 
     def _counted(self, location: StoreLocation) -> StoreLocation:
         with self._lock:

@@ -13,13 +13,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.layout import OWNER_NAME, parse_lease_name
+from statestore.checkpoint.layout import parse_lease_name
 from statestore.checkpoint.lease import INTERVALS, Holder, Lease, Leases
 from statestore.checkpoint.lease_watch import await_end
-from statestore.checkpoint.placement import read_owner
+from statestore.checkpoint.placement import require_own_state
 from statestore.checkpoint.query_log import QueryLog
 from statestore.core.clock import SystemClock
-from statestore.core.errors import IncompatibleError, InUseError, StateStoreError
+from statestore.core.errors import InUseError, StateStoreError
 from statestore.core.ids import RandomIds
 from statestore.core.options import StateStoreOptions
 from statestore.core.process import find_process
@@ -72,34 +72,15 @@ def exclusive_use(checkpoint: OpenCheckpoint, operation: str) -> Iterator[Exclus
         clock=checkpoint.clock,
     ) as use:
         _require_batches(checkpoint, *batches)
-        _require_own_state(checkpoint, use.lease_name)
+        if checkpoint.state_root != checkpoint.state_directory:
+            require_own_state(
+                checkpoint.io,
+                checkpoint.state_directory,
+                use.lease_name,
+                checkpoint.state_io,
+                checkpoint.state_root,
+            )
         yield use
-
-
-def _require_own_state(checkpoint: OpenCheckpoint, lease_name: str) -> None:
-    """Raise unless state that lies elsewhere is this checkpoint's.
-
-    A copy of the checkpoint directory names the state of the original, and so may a checkpoint of a
-    stranger. The directory may have several names: the one that it was made by has the lease, too.
-    """
-    if checkpoint.state_root == checkpoint.state_directory:
-        return
-    owner = read_owner(checkpoint.state_io, checkpoint.state_root)
-    if owner is None or owner == checkpoint.state_directory:
-        return
-    with suppress(StateStoreError):
-        if lease_name in Leases(checkpoint.io, owner).list():
-            return
-    raise IncompatibleError(
-        "the state is that of another checkpoint, which would lose it",
-        kind="other-checkpoint",
-        checkpoint=checkpoint.uri,
-        state=checkpoint.state_root,
-        belongs_to=owner,
-        to_fix="copy checkpoints by `statestore branch` or `statestore savepoint`. If this one was "
-        f"moved, and the other is no more, write {checkpoint.state_directory} as `checkpoint` into "
-        f"{checkpoint.state_root}/{OWNER_NAME}",
-    )
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -148,8 +149,9 @@ def test_wrong_settings_are_refused_by_name_and_leave_no_mark(
                 lane.run()
         finally:
             lane.conf = before
-        # Each of the tasks that run at a time may fail, and be tried again once.
-        assert s3_server.requests.total() <= 2 * NUM_PARTITIONS
+        # Each of the tasks that run at a time may fail, and be tried again once. Each attempt asks
+        # whose the state is, and for the state.
+        assert s3_server.requests.total() <= 2 * 2 * NUM_PARTITIONS
         assert "To fix: " in str(raised.value)
         return str(raised.value)
 
@@ -166,3 +168,30 @@ def test_wrong_settings_are_refused_by_name_and_leave_no_mark(
 
     assert_same(reference, lane)
     assert SECRET not in (application_root / "spark.log").read_text()
+
+
+@state_in_files
+def test_query_on_a_copied_directory_does_not_write_the_state_of_the_original(
+    make_lane: MakeLane, conf: dict[str, str], s3_server: Any, bucket: str
+) -> None:
+    """Catches two queries over one state, and a directory that is refused by its other name."""
+    query = replace(AGGREGATION, plan=one_input(1, 1, 1))
+    reference, lane = make_lane(query, HDFS), make_lane(query, conf=conf)
+    run_plan(reference)
+    lane.run(*query.plan[0])
+    original, copy, name = (lane.root / name for name in (lane.checkpoint.name, "copy", "name"))
+    shutil.copytree(original, copy)
+    name.symlink_to(original)
+    files = s3_server.keys(bucket)
+
+    lane.checkpoint = copy
+    lane.feed(*query.plan[1])
+    with pytest.raises(StreamingQueryException, match="other-checkpoint"):
+        lane.run()
+
+    assert s3_server.keys(bucket) == files
+    lane.checkpoint = name
+    lane.run()
+    lane.checkpoint = original
+    lane.run(*query.plan[2])
+    assert_same(reference, lane)

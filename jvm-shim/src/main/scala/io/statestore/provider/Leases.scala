@@ -64,8 +64,8 @@ private[statestore] object Leases extends Logging {
   /**
    * Commits while the lease of the store's run is held: it is not dropped before the end.
    *
-   * @throws io.statestore.EngineReportedException an operation is changing the checkpoint, or the
-   *         lease cannot be taken again
+   * @throws io.statestore.EngineReportedException an operation is changing the checkpoint, its
+   *         state is another's, or the lease cannot be taken again
    */
   def committing[T](context: StoreContext)(commit: => T): T =
     if (!context.isOfQuery) commit
@@ -133,6 +133,9 @@ private[statestore] object Leases extends Logging {
   }
 
   private val ProviderPackage = "io.statestore."
+
+  /** An operation is changing the checkpoint, or it names the state of another checkpoint. */
+  private val Refusals = Set("InUseError", "IncompatibleError")
 
   /**
    * One lease; `context` is that of any store of the run. A thread of its own renews it, so that an
@@ -212,7 +215,7 @@ private[statestore] object Leases extends Logging {
     private def take(): Unit =
       try renewWith("take")
       catch {
-        case e: EngineReportedException if e.errorClass == "InUseError" =>
+        case e: EngineReportedException if Refusals(e.errorClass) =>
           logWarning(s"lease is refused, the query run writes no more: $describe")
           refusal = e
       }
