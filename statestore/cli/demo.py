@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from pathlib import Path
 
@@ -51,4 +52,4 @@ def demo(directory: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".demo-", dir=directory.parent) as work:
         make_sample(Path(work, "made"))
         Path(work, "made").rename(directory)
-    click.echo(_NEXT.format(path=directory))
+    click.echo(_NEXT.format(path=shlex.quote(str(directory))))

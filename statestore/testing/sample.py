@@ -58,7 +58,7 @@ def make_sample(path: Path) -> None:
     """
     random = np.random.default_rng(_SEED)
     query = MadeCheckpoint(
-        str(path),
+        str(path.absolute()),
         num_partitions=NUM_PARTITIONS,
         checkpoint_format=2,
         operators=(("stateStoreSave", (_Sales(),)),),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from statestore import Checkpoint
@@ -12,17 +13,21 @@ from statestore.cli.commands import cli
 from statestore.testing.sample import NUM_BATCHES, SALES_A_BATCH
 
 
-def test_commands_that_are_named_work(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", [(), ("some sales/demo",)], ids=["default", "named"])
+def test_commands_that_are_named_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: tuple[str, ...]
+) -> None:
     """Catches a first look that ends with an error, and a count that is not that of the sales."""
-    made = tmp_path / "sales" / "demo"
-    result = CliRunner().invoke(cli, ["demo", str(made)])
+    monkeypatch.chdir(tmp_path)
+    made = tmp_path / (named or ("statestore-demo",))[0]
+    result = CliRunner().invoke(cli, ["demo", *named])
     assert result.exit_code == 0, result.output
 
     checkpoint = Checkpoint(made)
     assert checkpoint.verify(versions="all", deep=True).ok
     sold = checkpoint.sql("SELECT sum(value.count) AS sold FROM state").read()
     assert sold.to_pylist() == [{"sold": NUM_BATCHES * SALES_A_BATCH}]
-    text = result.output.replace("\\\n", " ").replace("page.html", str(tmp_path / "page.html"))
+    text = result.output.replace("\\\n", " ")
     lines = [line for line in text.splitlines() if line.startswith("  statestore ")]
     assert len(lines) == 7
     for line in lines:
@@ -30,7 +35,9 @@ def test_commands_that_are_named_work(tmp_path: Path) -> None:
         if command[0] != "ui":  # goes on until it is ended
             done = CliRunner().invoke(cli, command)
             assert done.exit_code == 0, (line, done.output)
-    assert [*made.parent.iterdir()] == [made]
+    page = tmp_path / "page.html"
+    assert {*tmp_path.iterdir()} == {page, tmp_path / made.relative_to(tmp_path).parts[0]}
+    assert [path for path in made.parent.iterdir() if path != page] == [made]
 
 
 def test_nothing_is_written_over(tmp_path: Path) -> None:
