@@ -240,6 +240,8 @@ def print_rows(batches: Iterator[pa.RecordBatch], limit: int, output: str) -> No
     console().print(table(columns, cells))
     if more:
         click.echo(f"The first {limit:,} rows. Use --limit to see more.")
+    elif not shown:
+        click.echo("No rows.")
 
 
 def print_written(num_rows: int, path: str, output: str) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,7 +22,8 @@ from statestore.cli.output import (
     progress_bar,
     storage_option,
 )
-from statestore.core.errors import StateStoreError
+from statestore.core.clock import SystemClock
+from statestore.core.errors import StateStoreError, StorageError
 from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
 from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
 from statestore.core.text import format_bytes, format_count
@@ -60,6 +64,12 @@ if TYPE_CHECKING:
     type=DurationType(),
     help="Go on, and take one at this interval, until the command is ended: 90s, 15m, 6h.",
 )
+@click.option(
+    "--metrics",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write metrics of the savepoints into this local file, as node_exporter's textfile "
+    "collector reads them: a name that ends in .prom.",
+)
 @dry_run_option
 @storage_option
 @output_option
@@ -71,6 +81,7 @@ def savepoint(
     keep: int | None,
     max_age: timedelta | None,
     every: timedelta | None,
+    metrics: Path | None,
     dry_run: bool,
     storage_options: dict[str, str],
     output: str,
@@ -94,13 +105,22 @@ def savepoint(
         if version is not None:
             raise click.UsageError("--version is of one savepoint: leave out --keep and the like")
         take = partial(
-            _retain, it, destination, form=form, keep=keep or 5, max_age=max_age, output=output
+            _retain,
+            it,
+            destination,
+            None if dry_run else metrics,
+            form=form,
+            keep=keep or 5,
+            max_age=max_age,
+            output=output,
         )
         if every is None or dry_run:
             take(dry_run=dry_run)
         else:
             _repeat(Every(every, destination), it, take)
         return
+    if metrics is not None:
+        raise click.UsageError("--metrics goes with --keep, --max-age or --every")
     with progress_bar("savepoint", output=output) as progress:
         result = it.savepoint(
             destination, version=version, form=form, dry_run=dry_run, progress=progress
@@ -113,12 +133,59 @@ def savepoint(
 
 
 def _retain(
-    it: Checkpoint, destination: str, *, output: str, dry_run: bool = False, **how: Any
+    it: Checkpoint,
+    destination: str,
+    metrics: Path | None,
+    *,
+    output: str,
+    dry_run: bool = False,
+    **how: Any,
 ) -> None:
-    """Take a savepoint into a directory, and print what was done."""
-    with progress_bar("savepoint", output=output) as progress:
-        result = it.retain_savepoint(destination, dry_run=dry_run, progress=progress, **how)
+    """Take a savepoint into a directory, print what was done, and write metrics of it."""
+    has_failed = True
+    try:
+        with progress_bar("savepoint", output=output) as progress:
+            result = it.retain_savepoint(destination, dry_run=dry_run, progress=progress, **how)
+        has_failed = False
+    finally:
+        if metrics is not None:
+            _write_metrics(metrics, it, destination, has_failed=has_failed)
     print_result(result, output=output)
+
+
+def _write_metrics(path: Path, it: Checkpoint, destination: str, *, has_failed: bool) -> None:
+    """Replace a file of metrics, which a collector may read at any moment."""
+    from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+
+    registry = CollectorRegistry()
+
+    def tell(name: str, help_text: str, value: float) -> None:
+        gauge = Gauge(f"statestore_savepoints_{name}", help_text, ["checkpoint"], registry=registry)
+        gauge.labels(it.uri).set(value)
+
+    tell("failed", "Whether the last attempt failed.", has_failed)
+    tell(
+        "attempted_seconds",
+        "When the last attempt ended, seconds since 1970.",
+        SystemClock().now_ms() / 1000,
+    )
+    with suppress(StateStoreError):  # the attempt has failed by it
+        there = [one.info for one in it.savepoints(destination)]
+        tell("kept", "Whole savepoints in the directory.", len(there))
+        if there:
+            newest = max(there, key=lambda info: info.created_ms)
+            taken = newest.created_ms / 1000
+            tell("newest_seconds", "When the newest one was taken, seconds since 1970.", taken)
+            tell("newest_bytes", "Bytes of state of the newest one.", newest.state_bytes)
+    try:
+        write_to_textfile(str(path), registry)
+    except OSError as error:
+        raise StorageError(
+            "cannot write the metrics of savepoints",
+            file=str(path),
+            reason=os.strerror(error.errno or 0),
+            to_fix="name a local file, in a directory that exists and may be written to",
+        ) from error
 
 
 def _repeat(every: Every, it: Checkpoint, take: Callable[[], None]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from prometheus_client.parser import text_string_to_metric_families
 
 from statestore import Checkpoint
 from statestore.cli.commands import cli
@@ -120,9 +121,52 @@ def test_savepoints_are_kept_by_a_scheduler(tmp_path: Path, query: MadeCheckpoin
     assert len([*kept.glob("savepoint-*")]) == 1
 
 
+def test_metrics_say_what_is_there(tmp_path: Path) -> None:
+    """Catches an alert that stays silent, by names, values or escapes that Prometheus has not."""
+    path = tmp_path / 'a "new" \\ query'
+    query = query_of(path)
+    query.run_batch({"a": "b"})
+    command = ("savepoint", query.path, tmp_path / "kept", "--keep", "1")
+    metrics = tmp_path / "savepoints.prom"
+
+    def told() -> dict[str, float]:
+        families = [*text_string_to_metric_families(metrics.read_text())]
+        assert all(family.documentation and family.type == "gauge" for family in families)
+        samples = [sample for family in families for sample in family.samples]
+        assert all(sample.labels == {"checkpoint": query.path} for sample in samples)
+        return {
+            sample.name.removeprefix("statestore_savepoints_"): sample.value for sample in samples
+        }
+
+    run(*command, "--metrics", metrics, "--dry-run")
+    assert not metrics.exists()
+    began = time.time()
+    taken = run(*command, "--metrics", metrics)
+    assert taken.exit_code == 0, taken.output
+    first = told()
+    assert (first["failed"], first["kept"]) == (0, 1)
+    assert began - 1 <= first["newest_seconds"] <= first["attempted_seconds"] <= time.time()
+    assert first["newest_bytes"] > 0
+    query.run_batch({"c": "d"})
+    Path(query.path, "state", "0", "_metadata", "metadata").unlink()
+    assert run(*command, "--metrics", metrics).exit_code == 1
+    failed = told()
+    assert (failed["failed"], failed["kept"]) == (1, 1)
+    assert failed["newest_seconds"] == first["newest_seconds"]
+    assert failed["attempted_seconds"] > first["attempted_seconds"]
+    nowhere = run(*command, "--metrics", tmp_path / "no" / "such.prom")
+    assert (nowhere.exit_code, "such.prom" in nowhere.output) == (1, True)
+
+
 @pytest.mark.parametrize(
     "options",
-    [("--keep", "0"), ("--max-age", "soon"), ("--every", "0s"), ("--keep", "2", "--version", "1")],
+    [
+        ("--keep", "0"),
+        ("--max-age", "soon"),
+        ("--every", "0s"),
+        ("--keep", "2", "--version", "1"),
+        ("--metrics", "x.prom"),
+    ],
 )
 def test_schedule_that_is_none_is_refused(
     tmp_path: Path, query: MadeCheckpoint, options: tuple[str, ...]
