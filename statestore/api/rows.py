@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from statestore.operations.reading import diff as differences
 from statestore.operations.reading import inspection
+from statestore.operations.reading.changed_keys import most_changed_keys
 from statestore.operations.reading.read import read_batches, row_schema
 from statestore.operations.reading.selection import Selection
 from statestore.operations.result import Progress, no_progress
@@ -152,6 +153,27 @@ class Rows:
         """
         with self._reach.checkpoint() as checkpoint:
             return inspection.largest_keys(rows_at(checkpoint, self.name, self.version), num_keys)
+
+    def most_changed(self, num_keys: int = 10) -> pa.Table:
+        """Find the keys that change most often.
+
+        Reads what the 20 newest versions added, and not the state. Versions that were expired, and
+        those before a rescale, are not counted.
+
+        Args:
+            num_keys: How many, at least 1.
+
+        Returns:
+            The most changed first; columns `key`, `partition_id`, `num_changes`, the versions in
+            which a row of the key was written or deleted, and `num_versions`, of how many.
+
+        Raises:
+            IncompatibleError: It is of one of Spark's own providers (kind other-provider).
+        """
+        with self._reach.checkpoint() as checkpoint:
+            version = checkpoint.newest_version if self.version is None else self.version
+            rows = rows_at(checkpoint, self.name, version)
+            return most_changed_keys(checkpoint, rows, version, num_keys)
 
     def key_groups(self) -> pa.Table:
         """Count the rows of every key group: how state would spread over more state partitions.

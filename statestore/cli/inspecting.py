@@ -140,6 +140,12 @@ def read(
 @click.option(
     "--largest", metavar="N", type=click.IntRange(1), help="The N keys with the most bytes."
 )
+@click.option(
+    "--most-changed",
+    metavar="N",
+    type=click.IntRange(1),
+    help="The N keys that were written or deleted in most of the 20 newest versions.",
+)
 @click.option("--key-groups", is_flag=True, help="How rows and bytes spread over key groups.")
 @rows_option
 @_version_option
@@ -153,6 +159,7 @@ def inspect(
     key: str | None,
     where: str | None,
     largest: int | None,
+    most_changed: int | None,
     key_groups: bool,
     limit: int,
     storage_options: dict[str, str],
@@ -169,12 +176,16 @@ def inspect(
     statestore inspect /data/checkpoint --key '[["2024-01-31T12:00Z", "2024-01-31T13:00Z"], "x"]'
     statestore inspect /data/checkpoint --where "shop = 'x'"
     statestore inspect /data/checkpoint --rows 1/clicks --largest 10
+    statestore inspect /data/checkpoint --rows 1/clicks --most-changed 10
     statestore inspect /data/checkpoint --key-groups --output json
     """  # noqa: D301
     from statestore.api.checkpoint import Checkpoint
 
-    if sum([key is not None, where is not None, largest is not None, key_groups]) > 1:
-        raise click.UsageError("--key, --where, --largest and --key-groups exclude each other")
+    asked = (key is not None, where is not None, largest is not None, most_changed is not None)
+    if sum([*asked, key_groups]) > 1:
+        raise click.UsageError(
+            "--key, --where, --largest, --most-changed and --key-groups exclude each other"
+        )
     it = Checkpoint(checkpoint, storage_options=storage_options)
     of = it.rows(rows, version=version)
     if key is not None:
@@ -184,10 +195,14 @@ def inspect(
             print_rows(batches, limit, output)
     elif largest is not None:
         print_rows(iter(of.largest(min(largest, sys.maxsize)).to_batches()), 0, output)
+    elif most_changed is not None:
+        print_rows(iter(of.most_changed(min(most_changed, sys.maxsize)).to_batches()), 0, output)
     elif key_groups:
         _print_key_groups(of.key_groups(), output)
     elif rows is not None:
-        raise click.UsageError("--rows goes with --key, --where, --largest or --key-groups")
+        raise click.UsageError(
+            "--rows goes with --key, --where, --largest, --most-changed or --key-groups"
+        )
     else:
         _print_stores(it.inspect(version=version), output)
 

@@ -119,6 +119,23 @@ class HeavyKey:
 
 
 @dataclass(frozen=True, slots=True)
+class HotKey:
+    """A key that changes often.
+
+    Attributes:
+        variable, key, partition: As of `HeavyKey`.
+        num_changes: Versions in which a row of it was written or deleted.
+        num_versions: Of so many.
+    """
+
+    variable: str
+    key: str
+    partition: int
+    num_changes: int
+    num_versions: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoreFacts:
     """A store of an operator over all state partitions, at the newest version.
 
@@ -132,6 +149,7 @@ class StoreFacts:
         spreads: By field of `PartitionFacts`.
         key_groups: For each state partition, rows by key-group class; None where not known.
         heaviest: Keys with the most bytes of values; None where rows were not read.
+        hottest: Keys that changed most often; likewise, and none of Spark's own providers.
     """
 
     operator: int
@@ -147,6 +165,7 @@ class StoreFacts:
     spreads: dict[str, Spread]
     key_groups: tuple[tuple[int, ...], ...] | None
     heaviest: tuple[HeavyKey, ...] | None
+    hottest: tuple[HotKey, ...] | None
 
     @property
     def title(self) -> str:

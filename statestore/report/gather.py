@@ -1,12 +1,13 @@
 """Gathering the facts of a page from a checkpoint's files alone, whoever wrote them.
 
-From Spark's logs and the trailers of the newest versions; rows are read for the heaviest keys only,
-where the state is small or a deep look is asked for.
+From Spark's logs and the trailers of the newest versions; rows are read for the heaviest and the
+most changed keys only, where the state is small or a deep look is asked for.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from statestore.checkpoint.history import read_history
 from statestore.checkpoint.key_group_rows import NUM_CLASSES, folded
 from statestore.core.errors import StateStoreError
 from statestore.core.providers import IN_LOCAL_DATABASE
+from statestore.operations.reading.changed_keys import most_changed_keys
 from statestore.operations.reading.inspection import largest_keys
 from statestore.operations.states import FoundRows, find_store
 from statestore.operations.upkeep.query_info import look_at_query
@@ -24,13 +26,16 @@ from statestore.report.facts import (
     SCHEMA_VERSION,
     Facts,
     HeavyKey,
+    HotKey,
     PartitionFacts,
     Spread,
     StoreFacts,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import pyarrow as pa
 
     from statestore.codec.commit_times import CommitTimes
     from statestore.operations.checkpoint import OpenCheckpoint
@@ -41,7 +46,7 @@ NUM_VERSIONS = 100
 NUM_OPERATIONS = 100
 NUM_HEAVIEST = 10
 READ_BYTES = 64 << 20
-"""State up to this size is read for its heaviest keys without being asked to."""
+"""State up to this size is read for such keys without being asked to."""
 _ROWS_A_SECOND = 500_000
 _BYTES_A_SECOND = 100 << 20
 """What one core restores of rows into memory, and fetches for a local database (benchmarks W3)."""
@@ -166,6 +171,7 @@ def _store_facts(
         spreads=spreads,
         key_groups=_key_groups(states),
         heaviest=_heaviest(source, states) if is_read else None,
+        hottest=_hottest(source, states) if is_read else None,
     )
 
 
@@ -211,22 +217,48 @@ def _key_groups(states: Sequence[StoreState]) -> tuple[tuple[int, ...], ...] | N
 
 def _heaviest(source: OpenCheckpoint, states: Sequence[StoreState]) -> tuple[HeavyKey, ...]:
     """Return the keys with the most bytes of values; none of what cannot be decoded or read."""
+    found = [
+        HeavyKey(variable, _text(row["key"]), row["partition_id"], row["value_bytes"])
+        for variable, row in _keys(source, states, lambda rows: largest_keys(rows, NUM_HEAVIEST))
+    ]
+    return tuple(sorted(found, key=lambda key: -key.value_bytes)[:NUM_HEAVIEST])
+
+
+def _hottest(source: OpenCheckpoint, states: Sequence[StoreState]) -> tuple[HotKey, ...]:
+    """Return the keys that changed most often; none of what cannot be decoded or read."""
+    most_changed = partial(
+        most_changed_keys, source, version=source.newest_version, num_keys=NUM_HEAVIEST
+    )
+    found = [
+        HotKey(
+            variable,
+            _text(row["key"]),
+            row["partition_id"],
+            row["num_changes"],
+            row["num_versions"],
+        )
+        for variable, row in _keys(source, states, most_changed)
+    ]
+    return tuple(sorted(found, key=lambda key: -key.num_changes)[:NUM_HEAVIEST])
+
+
+def _keys(
+    source: OpenCheckpoint,
+    states: Sequence[StoreState],
+    find: Callable[[FoundRows], pa.Table],
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what is found in each column family that is the query's, and its name."""
     store = states[0].store
-    found: list[HeavyKey] = []
     variables = {variable.name for variable in source.operator(store.operator).variables}
     for family in states[0].column_families:
         if family.internal or (variables and family.name not in variables):
             continue
         try:
-            rows = FoundRows(find_store(source, store.operator, store.name), family.name)
-            table = largest_keys(rows, NUM_HEAVIEST)
+            table = find(FoundRows(find_store(source, store.operator, store.name), family.name))
         except StateStoreError:
             continue  # verify names what is damaged
-        found += [
-            HeavyKey(family.name, _text(row["key"]), row["partition_id"], row["value_bytes"])
-            for row in table.to_pylist()
-        ]
-    return tuple(sorted(found, key=lambda key: -key.value_bytes)[:NUM_HEAVIEST])
+        for row in table.to_pylist():
+            yield family.name, row
 
 
 def _text(key: Any) -> str:

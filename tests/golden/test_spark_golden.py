@@ -68,6 +68,13 @@ def test_golden_checkpoint_is_read(name):
     }
 
 
+def test_changes_by_key_are_refused_by_name():
+    """Catches an empty table, which would say that no key changes."""
+    with pytest.raises(IncompatibleError, match="statestore diff") as raised:
+        Checkpoint(path_of("hdfs")).rows().most_changed()
+    assert raised.value.kind == "other-provider"
+
+
 @pytest.mark.parametrize("piece_bytes", [1, 700, 3000])
 def test_rows_are_the_same_when_few_of_them_fit_memory(monkeypatch, piece_bytes):
     """Catches a key that is there twice, or again, where its records are sorted apart."""

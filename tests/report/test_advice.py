@@ -49,6 +49,7 @@ def facts(*partitions, key_groups=None, max_parallelism=128, rescalable=True, **
         spreads={"num_rows": Spread.of(rows)},
         key_groups=key_groups,
         heaviest=(),
+        hottest=(),
     )
     newest = VersionInfo(
         version=7,

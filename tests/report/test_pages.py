@@ -100,6 +100,8 @@ def test_state_partitions_add_up_to_the_version(made):
         assert [part["num_rows"] for part in store["partitions"]]
         assert all(part["num_commits"] == 5 for part in store["partitions"])
         assert len(store["heaviest"]) == min(10, len(rows))
+        assert len(store["hottest"]) >= len(store["heaviest"])
+        assert all(0 < key["num_changes"] <= key["num_versions"] for key in store["hottest"])
 
 
 def dom(page, tmp_path):

@@ -20,6 +20,7 @@ SPELLED = {
     "all": "all_rows",
     "find": "key",
     "largest": "num_keys",
+    "most_changed": "num_keys",
     "savepoints": "directory",
     "sql": "rows",
 }

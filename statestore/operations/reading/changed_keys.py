@@ -1,0 +1,102 @@
+"""The keys that change most often: what the deltas of the newest versions name again and again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statestore.codec.key_bytes import decode_keys
+from statestore.core.errors import IncompatibleError, NotFoundError
+from statestore.core.providers import SPARK_PROVIDERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.codec.references import StoreName
+    from statestore.operations.checkpoint import OpenCheckpoint
+    from statestore.operations.states import FoundRows
+
+MOST_VERSIONS = 20
+"""Versions whose changes are counted."""
+
+
+def most_changed_keys(
+    checkpoint: OpenCheckpoint, rows: FoundRows, version: int, num_keys: int
+) -> pa.Table:
+    """Count in how many of the `MOST_VERSIONS` newest versions each key was written or deleted.
+
+    Deltas alone are read, those of one state partition at a time. It ends at a version that was
+    expired, and at one with another number of state partitions.
+
+    Args:
+        checkpoint: The checkpoint.
+        rows: The rows at the newest of the versions.
+        version: That version.
+        num_keys: How many keys, at least 1.
+
+    Returns:
+        The most changed first; columns `key`, `partition_id`, `num_changes` and `num_versions`,
+        which is of how many versions.
+
+    Raises:
+        IncompatibleError: It is another provider's (kind other-provider).
+        CorruptionError, FencedError, StorageError: As `OpenCheckpoint.heads`.
+    """
+    if checkpoint.provider in SPARK_PROVIDERS.values():
+        raise IncompatibleError(
+            "Spark's own providers do not tell which keys changed in a version",
+            kind="other-provider",
+            checkpoint=checkpoint.uri,
+            to_fix="compare two versions: `statestore diff`",
+        )
+    versions = list(_versions(checkpoint, rows, version))
+    best: list[tuple[pa.Table, int]] = []
+    for store in rows.states:
+        keys = [_keys(checkpoint, heads[store], rows.name) for heads in versions]
+        counted = pa.table({"key": pa.chunked_array(keys, pa.binary())}).group_by("key")
+        found = counted.aggregate([([], "count_all")]).select(["key", "count_all"])
+        found = found.rename_columns(["key", "num_changes"])
+        found = found.sort_by([("num_changes", "descending")]).slice(0, num_keys)
+        best.append((found, store.partition))
+    joined = pa.concat_tables([found for found, _ in best])
+    partitions = np.repeat(
+        np.array([partition for _, partition in best], np.int32),
+        [found.num_rows for found, _ in best],
+    )
+    table = joined.add_column(1, "partition_id", pa.array(partitions)).append_column(
+        "num_versions", pa.array(np.full(len(joined), len(versions), np.int64))
+    )
+    table = table.sort_by([("num_changes", "descending")]).slice(0, num_keys)
+    return table.set_column(0, "key", decode_keys(table["key"].combine_chunks(), rows.family))
+
+
+def _versions(
+    checkpoint: OpenCheckpoint, rows: FoundRows, version: int
+) -> Iterator[dict[StoreName, PublishedFile]]:
+    """Yield the deltas of the versions, newest first, by store."""
+    first = next(iter(rows.states))
+    for number in range(version, max(0, version - MOST_VERSIONS), -1):
+        try:
+            heads = checkpoint.heads(number, operator=first.operator, name=first.name)
+        except NotFoundError:
+            return
+        if heads.keys() != rows.states.keys():
+            return
+        yield heads
+
+
+def _keys(checkpoint: OpenCheckpoint, head: PublishedFile, family: str) -> Any:
+    """Return the keys of a delta's rows of a column family, each once."""
+    found = []
+    location = checkpoint.location(head.trailer.store)
+    path = location.path(head.ref.path)
+    form = checkpoint.work.form(location.body)
+    for trailer, batch in form.rows_of_file(path, location.io.fetch(path), checkpoint.work):
+        ids = [known.id for known in trailer.column_families if known.name == family]
+        families = batch.column("column_family")
+        found.append(batch.column("key").filter(pc.is_in(families, pa.array(ids, families.type))))
+    return pa.chunked_array(found, pa.binary()).unique()

@@ -1,0 +1,89 @@
+"""Keys that change most often, against what the batches were given."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from statestore import Checkpoint, Rows
+from statestore.testing.checkpoints import MadeCheckpoint
+from tests.checkpoints import WordStore, query_of
+
+NUM_BATCHES = 22
+STORE = (("stateStoreSave", (WordStore(),)),)
+
+
+def batch_of(query: MadeCheckpoint, random: Random) -> dict[Any, Any]:
+    """Some puts and deletes of both families, of few keys more than of others."""
+    keys = {
+        (random.choice(("default", "lists")), (f"word-{min(int(random.expovariate(0.2)), 20)}", n))
+        for n in range(3)
+        for _ in range(15)
+    }
+    rows: dict[Any, Any] = {}
+    for family, key in keys:
+        value = (random.randrange(99), "")
+        rows[family, key] = [value, value] if family == "lists" else value
+        if (family, key) in query.numbers and random.random() < 0.3:
+            rows[family, key] = None
+    return rows
+
+
+def counted(rows: Rows, num_keys: int = 1000) -> tuple[Counter[Any], int]:
+    """What is told: changes by key, and of how many versions."""
+    told = rows.most_changed(num_keys).to_pylist()
+    numbers = [row["num_changes"] for row in told]
+    assert numbers == sorted(numbers, reverse=True)
+    versions = {row["num_versions"] for row in told}
+    assert len(versions) == 1
+    return Counter({tuple(row["key"].values()): row["num_changes"] for row in told}), *versions
+
+
+def expected(batches: list[dict[Any, Any]], family: str) -> Counter[Any]:
+    """The same, of the batches."""
+    return Counter(key for batch in batches for of, key in batch if of == family)
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_changes_are_those_of_the_batches(
+    tmp_path: Path, backend: str, checkpoint_format: int
+) -> None:
+    """Catches puts, deletes, families and versions that are left out, or counted twice."""
+    random = Random(f"{backend} {checkpoint_format}")
+    how: dict[str, Any] = {"backend": backend, "checkpoint_format": checkpoint_format}
+    query = query_of(tmp_path / "query", operators=STORE, **how)
+    batches = []
+    for number in range(NUM_BATCHES):
+        batches.append(batch_of(query, random))
+        query.run_batch(batches[-1], snapshot=number % 3 == 0)
+    checkpoint = Checkpoint(query.path)
+
+    for family in ("default", "lists"):
+        rows = checkpoint.rows(family)
+        assert counted(rows) == (expected(batches[-20:], family), 20)
+        assert counted(checkpoint.rows(family, version=4)) == (expected(batches[:4], family), 4)
+        most = expected(batches[-20:], family).most_common(3)
+        assert [n for _, n in counted(rows, 3)[0].most_common()] == [n for _, n in most]
+
+    checkpoint.rescale(8)
+    query.restart()
+    later = [batch_of(query, random) for _ in range(2)]
+    for batch in later:
+        query.run_batch(batch)
+    assert counted(checkpoint.rows("lists")) == (expected(later, "lists"), 3)
+
+    later += [batch_of(query, random) for _ in range(2)]
+    checkpoint.compact()
+    query.restart()
+    for batch in later[-2:]:
+        query.run_batch(batch)
+    checkpoint.expire(keep=2)
+    kept = min(each.version for each in checkpoint.versions() if each.kind != "expired")
+    assert kept > 1
+    of_kept = query.version - kept + 1
+    assert counted(checkpoint.rows("lists")) == (expected(later[-of_kept:], "lists"), of_kept)
