@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 
 from statestore import Checkpoint, Rows
 from statestore.testing.checkpoints import MadeCheckpoint
-from tests.checkpoints import WordStore, query_of
+from tests.checkpoints import OPTIONS, WordStore, query_of
+from tests.damaged import NOW
+from tests.seams import at
 
 NUM_BATCHES = 22
 STORE = (("stateStoreSave", (WordStore(),)),)
@@ -77,13 +80,23 @@ def test_changes_are_those_of_the_batches(
         query.run_batch(batch)
     assert counted(checkpoint.rows("lists")) == (expected(later, "lists"), 3)
 
-    later += [batch_of(query, random) for _ in range(2)]
-    checkpoint.compact()
-    query.restart()
-    for batch in later[-2:]:
+
+def test_count_ends_at_versions_that_were_expired(tmp_path: Path) -> None:
+    """Catches an error, or versions that are not there, of which keys changed in few."""
+    random = Random(7)
+    options = replace(OPTIONS, snapshot_max_chain_length=2, rocksdb_merge_min_files=2)
+    query = query_of(tmp_path / "query", operators=STORE, backend="rocksdb", options=options)
+    batches = [batch_of(query, random) for _ in range(6)]
+    checkpoint = Checkpoint(query.path)
+    for number, batch in enumerate(batches):
         query.run_batch(batch)
-    checkpoint.expire(keep=2)
-    kept = min(each.version for each in checkpoint.versions() if each.kind != "expired")
-    assert kept > 1
-    of_kept = query.version - kept + 1
-    assert counted(checkpoint.rows("lists")) == (expected(later[-of_kept:], "lists"), of_kept)
+        if number == 3:
+            checkpoint.compact()
+            query.restart()
+
+    at(query.path, options=NOW).expire(2)
+
+    kept = [each.version for each in checkpoint.versions() if each.kind != "expired"]
+    assert 1 not in kept
+    changes = expected(batches[min(kept) - 1 :], "default")
+    assert counted(checkpoint.rows("default")) == (changes, len(kept))
