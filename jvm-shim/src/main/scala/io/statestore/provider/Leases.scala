@@ -189,9 +189,11 @@ private[statestore] object Leases extends Logging {
       while (!over.await(intervalMs, TimeUnit.MILLISECONDS)) renew()
       try call("drop")
       catch {
-        // Its engines dropped it at the end of the application.
+        // Its engines dropped it at the end of the application, or none ever took it.
         case e: EngineUnavailableException =>
-          logInfo(s"no engine to drop a lease: $describe, error=${e.getMessage}")
+          if (renewedAt.nonEmpty) {
+            logInfo(s"no engine to drop a lease: $describe, error=${e.getMessage}")
+          }
         case NonFatal(e) => logWarning(s"lease was not dropped: $describe", e)
       }
     }
