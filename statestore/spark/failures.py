@@ -75,7 +75,7 @@ def find_obstacle(error: BaseException) -> str | None:
     """
     if isinstance(error, _MISTAKES):
         return type(error).__name__
-    for link in _chain(error):
+    for link in chain_of(error):
         if isinstance(link, StateStoreError) and link.kind in LASTING_KINDS:
             return link.kind
     text = text_of(error)
@@ -100,7 +100,8 @@ def reason_of(error: BaseException) -> str:
     return str(reason)[:_MAX_REASON]
 
 
-def _chain(error: BaseException) -> list[BaseException]:
+def chain_of(error: BaseException) -> list[BaseException]:
+    """Return an error and its causes, outermost first."""
     links: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link not in links:
@@ -112,7 +113,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 def text_of(error: BaseException) -> str:
     """Return the chain, outermost first, each with the Java stack trace that PySpark keeps."""
     texts = []
-    for link in _chain(error):
+    for link in chain_of(error):
         java_trace = getattr(link, "_stackTrace", None) or ""
         texts.append(f"{type(link).__name__}: {link}\n{java_trace}")
     return "\n".join(_PLAN.sub("", text) for text in texts)

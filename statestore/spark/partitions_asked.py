@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import re
 from contextlib import ExitStack
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from statestore.core.options import BY_KEY, PREFIX, StateStoreOptions
 from statestore.io.hadoop_process import use
@@ -16,14 +15,14 @@ from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.rescale.rescale import rescale
 from statestore.spark.driver_files import DriverFiles
 from statestore.spark.driver_memory import driver_memory
-from statestore.spark.failures import text_of
+from statestore.spark.failures import chain_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _log = logging.getLogger(__name__)
-_ASKED = re.compile(r"\[partitions-asked\] .*? asked=(\d+) checkpoint=(.*?)\. To fix: ")
-"""In the error by which the shim refuses the start of the query, `QueryStarts.scala`."""
+_REFUSED = "io.statestore.PartitionsAskedException"
+"""What the shim refuses the start of the query by."""
 
 
 def rescale_as_asked(error: BaseException) -> bool:
@@ -38,10 +37,10 @@ def rescale_as_asked(error: BaseException) -> bool:
     Raises:
         As `Checkpoint.rescale`.
     """
-    found = _ASKED.search(text_of(error))
-    if found is None:
+    refused = _refusal(error)
+    if refused is None:
         return False
-    num_partitions, directory = int(found[1]), found[2]
+    num_partitions, directory = int(refused.asked()), str(refused.checkpoint())
     from pyspark.sql import SparkSession
 
     session = SparkSession.active()  # or the default one, in a thread that has none
@@ -53,6 +52,15 @@ def rescale_as_asked(error: BaseException) -> bool:
         done = rescale(checkpoint, num_partitions, reason="the configuration asks for it")
     _log.warning("the query was rescaled before its start: %r", done)
     return True
+
+
+def _refusal(error: BaseException) -> Any:
+    """Return the shim's exception in the JVM, None where it is another failure."""
+    for link in chain_of(error):
+        origin: Any = getattr(link, "_origin", None)
+        if origin is not None and origin.getClass().getName() == _REFUSED:
+            return origin
+    return None
 
 
 def _options(session: SparkSession) -> StateStoreOptions:

@@ -37,6 +37,16 @@ final class LocalDiskException(action: String, path: File, cause: Exception)
         "To fix: free space on the local disk of the executor (spark.local.dir)",
       cause)
 
+/**
+ * The start of a query is refused: it asks for another number of state partitions than its
+ * checkpoint has. `statestore.run` reads the fields, rescales, and starts the query again.
+ */
+final class PartitionsAskedException(
+    val checkpoint: String, val found: Int, val asked: Int, fix: String)
+    extends IllegalArgumentException(
+      "[partitions-asked] the checkpoint has another number of state partitions than the query " +
+        s"asks for: state_partitions=$found asked=$asked checkpoint=$checkpoint. To fix: $fix")
+
 /** How failures reach Spark: in Spark's own error classes where it has one for them. */
 object ShimErrors {
 

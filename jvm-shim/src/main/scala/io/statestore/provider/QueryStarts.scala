@@ -3,7 +3,7 @@ package io.statestore.provider
 import java.lang.{Boolean => JBoolean}
 import java.util.{Collections, WeakHashMap}
 
-import io.statestore.{Resources, ShimOptions}
+import io.statestore.{PartitionsAskedException, Resources, ShimOptions}
 import io.statestore.engine.QueryRuns
 
 import org.apache.spark.internal.Logging
@@ -67,29 +67,24 @@ private[statestore] object QueryStarts extends Logging {
 
   /**
    * Refuses a query that asks for another number of state partitions than its checkpoint has.
-   * `statestore.run` finds this error, rescales, and starts the query again. Within a batch of the
-   * query nobody can rescale: it goes on as it is.
+   * Within a batch of the query nobody can rescale: it goes on as it is.
    *
-   * @throws java.lang.IllegalArgumentException the number is to be changed first
+   * @throws io.statestore.PartitionsAskedException the number is to be changed first
    */
   private def requirePartitions(session: SparkSession, write: WriteToStream, asked: Int): Unit =
     session match {
       case classic: ClassicSession if asked > 0 =>
         val logs = new QueryLogs(classic, write.resolvedCheckpointLocation)
         logs.numPartitions.filter(_ != asked && logs.hasOurState).foreach { found =>
-          val fields = s"state_partitions=$found asked=$asked checkpoint=${logs.root}"
           val fix = s"run `statestore rescale ${logs.root} --num-partitions $asked --yes`, or " +
             "start the query within statestore.run, which rescales it first, or leave out the " +
             "option partitions"
           if (logs.isPlanned(logs.next) && !logs.isOfOperation(logs.next)) {
             logWarning(
               "the query was stopped within a batch, and goes on with the number of state " +
-                s"partitions that it has: $fields. To fix: stop it between two batches, and $fix")
-          } else {
-            throw new IllegalArgumentException(
-              "[partitions-asked] the checkpoint has another number of state partitions than the " +
-                s"query asks for: $fields. To fix: $fix")
-          }
+                s"partitions that it has: state_partitions=$found asked=$asked " +
+                s"checkpoint=${logs.root}. To fix: stop it between two batches, and $fix")
+          } else throw new PartitionsAskedException(logs.root, found, asked, fix)
         }
       case _ => ()
     }
