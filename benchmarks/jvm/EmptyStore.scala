@@ -3,7 +3,6 @@ package io.statestore.bench
 import java.util.HashMap
 import java.util.concurrent.ConcurrentHashMap
 
-import org.apache.hadoop.conf.Configuration
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.types.StructType
@@ -27,43 +26,19 @@ final class FindingStateStoreProvider
 
 /** @param found what is found, by column family; None finds nothing */
 sealed abstract class NoStateStoreProvider(found: Option[ConcurrentHashMap[String, UnsafeRow]])
-    extends StateStoreProvider {
-  private var storeId: StateStoreId = _
-
-  override def init(
-      stateStoreId: StateStoreId,
-      keySchema: StructType,
-      valueSchema: StructType,
-      keyStateEncoderSpec: KeyStateEncoderSpec,
-      useColumnFamilies: Boolean,
-      storeConfs: StateStoreConf,
-      hadoopConf: Configuration,
-      useMultipleValuesPerKey: Boolean,
-      stateSchemaProvider: Option[StateSchemaProvider]): Unit = storeId = stateStoreId
-
-  override def stateStoreId: StateStoreId = storeId
-
-  override def getStore(
-      version: Long,
-      uniqueId: Option[String],
-      forceSnapshotOnCommit: Boolean,
-      loadEmpty: Boolean): StateStore = new EmptyStore(storeId, version, found)
-
-  override def close(): Unit = ()
+    extends UnwrittenStateStoreProvider {
+  override protected def open(version: Long): StateStore =
+    new EmptyStore(stateStoreId, version, found)
 }
 
 private final class EmptyStore(
     val id: StateStoreId,
     val version: Long,
-    found: Option[ConcurrentHashMap[String, UnsafeRow]]) extends StateStore {
+    found: Option[ConcurrentHashMap[String, UnsafeRow]]) extends UnwrittenStore {
   private val first = new HashMap[String, UnsafeRow]
-  private var committed = false
 
   override def get(key: UnsafeRow, colFamilyName: String): UnsafeRow =
     if (found.isEmpty) null else found.get.get(colFamilyName)
-
-  override def multiGet(keys: Array[UnsafeRow], colFamilyName: String): Iterator[UnsafeRow] =
-    keys.iterator.map(get(_, colFamilyName))
 
   override def keyExists(key: UnsafeRow, colFamilyName: String): Boolean = false
 
@@ -107,22 +82,9 @@ private final class EmptyStore(
 
   override def allColumnFamilyNames: Set[String] = Set(StateStore.DEFAULT_COL_FAMILY_NAME)
 
-  override def commit(): Long = {
-    found.foreach(_.putAll(first))
-    committed = true
-    version + 1
-  }
-
-  override def abort(): Unit = ()
-
-  override def release(): Unit = ()
-
-  override def hasCommitted: Boolean = committed
+  override protected def end(): Unit = found.foreach(_.putAll(first))
 
   override def metrics: StateStoreMetrics = StateStoreMetrics(0L, 0L, Map.empty)
-
-  override def getStateStoreCheckpointInfo(): StateStoreCheckpointInfo =
-    StateStoreCheckpointInfo(id.partitionId, version + 1, None, None)
 
   private def none: StateStoreIterator[UnsafeRowPair] = new StateStoreIterator(Iterator.empty)
 }

@@ -8,7 +8,6 @@ import java.util.concurrent.atomic.AtomicLong
 
 import scala.jdk.CollectionConverters._
 
-import org.apache.hadoop.conf.Configuration
 import org.apache.spark.sql.catalyst.expressions._
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.types.StructType
@@ -21,37 +20,19 @@ import org.apache.spark.sql.types.StructType
  * threads had the processor. What a query takes without that is Spark's own part, and no store can
  * bring it below that.
  */
-final class MapStateStoreProvider extends StateStoreProvider {
+final class MapStateStoreProvider extends UnwrittenStateStoreProvider {
   private var families: MapFamilies = _
-  private var storeId: StateStoreId = _
 
-  override def init(
-      stateStoreId: StateStoreId,
-      keySchema: StructType,
-      valueSchema: StructType,
-      keyStateEncoderSpec: KeyStateEncoderSpec,
-      useColumnFamilies: Boolean,
-      storeConfs: StateStoreConf,
-      hadoopConf: Configuration,
-      useMultipleValuesPerKey: Boolean,
-      stateSchemaProvider: Option[StateSchemaProvider]): Unit = {
-    storeId = stateStoreId
+  override protected def begin(spec: KeyStateEncoderSpec): Unit = {
     // Rows outlive the providers of a run, so a query can be started anew.
     families = MapFamilies.all.computeIfAbsent(stateStoreId, _ => new MapFamilies)
-    families.create(StateStore.DEFAULT_COL_FAMILY_NAME, keyStateEncoderSpec)
+    families.create(StateStore.DEFAULT_COL_FAMILY_NAME, spec)
   }
 
-  override def stateStoreId: StateStoreId = storeId
-
-  override def getStore(
-      version: Long,
-      uniqueId: Option[String],
-      forceSnapshotOnCommit: Boolean,
-      loadEmpty: Boolean): StateStore = new MapStore(storeId, version, families)
+  override protected def open(version: Long): StateStore =
+    new MapStore(stateStoreId, version, families)
 
   override def supportedCustomMetrics: Seq[StateStoreCustomMetric] = Seq(MapFamilies.CallNanos)
-
-  override def close(): Unit = ()
 }
 
 private object MapFamilies {
@@ -176,13 +157,12 @@ private object MapStore {
 }
 
 private final class MapStore(val id: StateStoreId, val version: Long, families: MapFamilies)
-    extends StateStore {
+    extends UnwrittenStore {
   private type Values = util.ArrayList[UnsafeRow]
 
   private val nanos = new AtomicLong
   private val begin = System.nanoTime()
   private val beginCpu = MapStore.threads.getCurrentThreadCpuTime
-  private var committed = false
 
   private def timed[T](body: => T): T = {
     val begin = System.nanoTime()
@@ -202,9 +182,6 @@ private final class MapStore(val id: StateStoreId, val version: Long, families: 
 
   override def get(key: UnsafeRow, colFamilyName: String): UnsafeRow =
     timed(family(colFamilyName).get(key).asInstanceOf[UnsafeRow])
-
-  override def multiGet(keys: Array[UnsafeRow], colFamilyName: String): Iterator[UnsafeRow] =
-    keys.iterator.map(get(_, colFamilyName))
 
   override def keyExists(key: UnsafeRow, colFamilyName: String): Boolean =
     timed(family(colFamilyName).get(key) != null)
@@ -290,24 +267,13 @@ private final class MapStore(val id: StateStoreId, val version: Long, families: 
 
   override def allColumnFamilyNames: Set[String] = families.byName.keySet.asScala.toSet
 
-  override def commit(): Long = {
+  override protected def end(): Unit = {
     // A call is too short to ask for the CPU of each.
     val cpu = MapStore.threads.getCurrentThreadCpuTime - beginCpu
     val share = cpu.toDouble / math.max(1L, System.nanoTime() - begin)
     nanos.updateAndGet(all => (all * math.min(1.0, share)).toLong)
-    committed = true
-    version + 1
   }
-
-  override def abort(): Unit = ()
-
-  override def release(): Unit = ()
-
-  override def hasCommitted: Boolean = committed
 
   override def metrics: StateStoreMetrics = StateStoreMetrics(
     families.byName.values.asScala.map(_.size).sum, 0L, Map(MapFamilies.CallNanos -> nanos.get))
-
-  override def getStateStoreCheckpointInfo(): StateStoreCheckpointInfo =
-    StateStoreCheckpointInfo(id.partitionId, version + 1, None, None)
 }
