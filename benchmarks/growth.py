@@ -4,10 +4,10 @@
 
 The queries of W1, W2 and W7 run with several numbers of keys loaded, for every provider and number
 in a JVM of its own. The changes of a batch are always as many, so its time should be, too. Each
-result is added to `growth.jsonl` of the results folder when it is there, and a run leaves out what
-the file has: one that was interrupted goes on where it stopped. A run that failed is a result, with
-its cause; to repeat it, delete its line. `growth.md` and `growth.png` are made of that file, and
-`--draw` does no more than that.
+result is added to `growth.jsonl` of `build/growth/full`, or of another folder, when it is there. A
+run leaves out what the file has: one that was interrupted goes on where it stopped. A run that
+failed is a result, with its cause; to repeat it, delete its line. `growth.md` and `growth.png` are
+made of that file, and `--draw` does no more than that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from statistics import median
 import pyspark
 
 from benchmarks.plot import Lines, plot_growth
-from benchmarks.processes import REPOSITORY, run_module
+from benchmarks.processes import own_results, run_module
 from benchmarks.query_runs import run_from_start
 from benchmarks.report import FSYNC_NOTE, NO_STORE_NOTE
 from benchmarks.sessions import benchmark_jar, is_available
@@ -39,10 +39,7 @@ from benchmarks.workloads import (
     full,
     quick,
 )
-from statestore.core.version import __version__
 
-RESULTS = Path(__file__).parent / "results" / __version__
-QUICK_RESULTS = REPOSITORY / "build" / "growth"
 COMPARED = "hdfs,rocksdb-changelog,filesystem,rocksdb-backend,none"
 CAUSE_LENGTH = 200
 RAISED = re.compile(r"[\w.]+(Error|Exception|Exit|Interrupt)\b")
@@ -129,7 +126,9 @@ def main() -> int:
     parser.add_argument("--draw", action="store_true", help="draw what was measured, no more")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    results: Path = arguments.results or (QUICK_RESULTS if arguments.quick else RESULTS)
+    results: Path = arguments.results or own_results(
+        "growth", "quick" if arguments.quick else "full"
+    )
     file = results / "growth.jsonl"
     known = growing(is_quick=arguments.quick)
     if unknown := set(arguments.workloads.split(",")) - known.keys():

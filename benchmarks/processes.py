@@ -33,6 +33,14 @@ class Outcome:
     stderr: str = ""
 
 
+def own_results(benchmark: str, size: str) -> Path:
+    """Return the folder of what was measured here: the project's figures are of another machine.
+
+    To make those, give `--results benchmarks/results/VERSION`.
+    """
+    return REPOSITORY / "build" / benchmark / size
+
+
 def run_module(module: str, arguments: Iterable[str]) -> Outcome:
     """Run a module of this package, whose last line of output is its result."""
     try:

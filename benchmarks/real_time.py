@@ -9,7 +9,8 @@ from the producer's timestamp to the broker's, of the record that it was told by
 topic lacks a row, or has one twice, fails.
 
 In each round the stores run one after the other, in the next round in the reverse order. Each run
-is a line of `real-time.jsonl` in the results folder; `real-time.md` is made of all its lines.
+is a line of `real-time.jsonl` in `build/real-time/full`, or in another folder; `real-time.md` is
+made of all its lines.
 """
 
 from __future__ import annotations
@@ -28,15 +29,12 @@ from typing import Any
 import pyspark
 
 from benchmarks.growth import find_cause
-from benchmarks.processes import REPOSITORY, run_module
+from benchmarks.processes import own_results, run_module
 from benchmarks.real_time_run import Load, measure
 from benchmarks.sessions import benchmark_jar, load_jars
 from benchmarks.workloads import find_provider
 from examples.wikipedia_edits.broker import Broker
-from statestore.core.version import __version__
 
-RESULTS = Path(__file__).parent / "results" / __version__
-QUICK_RESULTS = REPOSITORY / "build" / "real-time"
 COMPARED = "rocksdb-changelog,filesystem,rocksdb-backend"
 QUERIES = {"aggregation": "`groupBy` + `count`", "variable": "`transformWithState`"}
 BUSY = 0.1
@@ -64,7 +62,9 @@ def main() -> int:
         return 0
     if arguments.quick:
         arguments.warm_up, arguments.seconds, arguments.batch, arguments.rounds = 10, 20, 10, 1
-    results: Path = arguments.results or (QUICK_RESULTS if arguments.quick else RESULTS)
+    results: Path = arguments.results or own_results(
+        "real-time", "quick" if arguments.quick else "full"
+    )
     results.mkdir(parents=True, exist_ok=True)
     file = results / "real-time.jsonl"
     loads = [

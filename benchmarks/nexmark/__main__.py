@@ -34,12 +34,10 @@ from benchmarks.nexmark.queries import QUERIES, Query, find_query
 from benchmarks.nexmark.report import Run, plot_runs, read_runs, render
 from benchmarks.nexmark.run import Measured, open_session, run_query
 from benchmarks.nexmark.stores import FLOOR, GIVEN, STORES, find_stores, given_store
-from benchmarks.processes import REPOSITORY, run_module
+from benchmarks.processes import own_results, run_module
 from benchmarks.sessions import benchmark_jar
 from benchmarks.workloads import Provider
 
-RESULTS = REPOSITORY / "build" / "nexmark"
-"""Of this machine; those of the project, which it shows, were measured on another."""
 EVENTS, EVENTS_PER_FILE = 5_000_000, 100_000
 
 
@@ -53,7 +51,7 @@ def main() -> int:
     if arguments.application:
         say(f"\n{json.dumps(_measure(arguments, queries, stores[0], files))}")
         return 0
-    results: Path = arguments.results or RESULTS / str(arguments.events)
+    results: Path = arguments.results or own_results("nexmark", str(arguments.events))
     results.mkdir(parents=True, exist_ok=True)
     kept = results / "nexmark.jsonl"
     runs = read_runs(kept) if kept.exists() else []
