@@ -803,10 +803,10 @@ class Checkpoint(Directory):
 
         Raises:
             InUseError: A savepoint of the checkpoint is being taken.
-            InvalidArgumentError: A batch is planned but not committed (kind unfinished-batch); what
-                is given is no key of the operator, or nothing; every row is of the keys and
-                `all_rows` is not given; or another file is where the certificate goes (kind file-
-                exists).
+            InvalidArgumentError: A batch is planned but not committed (kind unfinished-batch);
+                there is no such operator, or what is given is no key of it, or nothing; every row
+                is of the keys and `all_rows` is not given; or another file is where the certificate
+                goes (kind file-exists).
             NotFoundError: No row of the keys is there (kind keys-not-found).
             StorageError: The certificate cannot be written, before which nothing is changed.
         """
@@ -869,7 +869,8 @@ class Checkpoint(Directory):
         expire.
 
         Raises:
-            InvalidArgumentError: The destination has files (kind checkpoint-exists).
+            InvalidArgumentError: The destination has files (kind checkpoint-exists); there is no
+                such form; or the form is native and the state is in a driver's memory.
             NotFoundError: The version is being expired faster than it is copied.
         """
         to = self._beside(destination).place
@@ -984,8 +985,8 @@ class Checkpoint(Directory):
 
         Raises:
             InUseError: A query is writing this checkpoint, or wrote it meanwhile.
-            InvalidArgumentError: `to` is not a provider of Spark's, nothing is to convert, or there
-                is something at `new`.
+            InvalidArgumentError: `to` is not a provider of Spark's, nothing is to convert, there is
+                something at `new`, or the session is one of Spark Connect (kind spark-connect).
             FencedError: Another conversion has begun there since.
             IncompatibleError: Another provider wrote this checkpoint (kind other-provider); some of
                 the state cannot be converted, or not to this provider, or not by this Spark.

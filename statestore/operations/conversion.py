@@ -156,20 +156,12 @@ class Convert(NewDirectoryResult[Made]):
 
 
 def decide_convert(checkpoint: OpenCheckpoint, new: Place, to: str) -> Convert[Any]:
-    """Return what a conversion would do.
+    """Return what a conversion would do; errors as `Checkpoint.convert`.
 
     Args:
         checkpoint: What is converted.
         new: The checkpoint to make.
         to: A name of SPARK_PROVIDERS.
-
-    Raises:
-        InvalidArgumentError: `to` is not a provider of Spark's, nothing is to convert, or there is
-            something at `new` (as `check_target`).
-        IncompatibleError: Another provider wrote the checkpoint (kind other-provider); or the
-            provider has not got what the query's state needs.
-        NotFoundError: No batch is committed, or Spark's metadata is missing.
-        CorruptionError, StorageError: The checkpoint cannot be read.
     """
     if to not in SPARK_PROVIDERS:
         restored = to in PROVIDERS and to not in IN_DRIVER_MEMORY

@@ -66,8 +66,7 @@ def open_conversion(
     """Decide a conversion; nothing is written before `Conversion.make`.
 
     Args:
-        place: Checkpoint of a query that does not run, which Spark's Hadoop can open. It is never
-            changed.
+        place: Checkpoint of a query that does not run, which Spark's Hadoop can open.
         new: Where the new checkpoint is to be, likewise.
         to: spark-hdfs or spark-rocksdb.
         spark: A session with the jar of this package. When None, the active one, or a local one
@@ -75,11 +74,7 @@ def open_conversion(
         session_conf: Configuration of a session that is started here.
 
     Yields:
-        The conversion.
-
-    Raises:
-        NotFoundError, InvalidArgumentError, IncompatibleError, CorruptionError, StorageError:
-            As `decide_convert`.
+        The conversion. Errors as `Checkpoint.convert`.
     """
     with ExitStack() as stack:
         sessions = _Sessions(stack, spark, place.options, session_conf or {})
@@ -113,19 +108,7 @@ class Conversion:
             progress: Called a few times a second with the stores that are copied and compared, and
                 their number.
 
-        Guarantee: on return the query starts from the new checkpoint, on the target's provider,
-        and every row was read again and compared by checksum. After a raise, or a crash, no query
-        starts from it, and the conversion can be run again. The old checkpoint is not changed.
-
-        Raises:
-            InUseError: A query is writing the old checkpoint, or wrote it meanwhile.
-            InvalidArgumentError: There is something at the new place meanwhile, as `check_new`;
-                the session is one of Spark Connect (kind spark-connect).
-            FencedError: Another conversion has begun there since.
-            IncompatibleError: The session's Spark cannot write for that provider.
-            InternalError: A row is not what it was.
-            NotFoundError: The session has not got the jar.
-            StorageError: State cannot be read or written; names the reason.
+        Guarantee and errors as `Checkpoint.convert`.
         """
         if dry_run:
             return self._decided

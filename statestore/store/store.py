@@ -81,30 +81,9 @@ def open_store(
     checkpoint_format: int = 1,
     backend: Backend | None = None,
 ) -> Store:
-    """Open one state store of a checkpoint at a version.
+    """Open one state store of the checkpoint at a place, also where its placement keeps the state.
 
-    Args:
-        place: The checkpoint directory. State that it keeps elsewhere is found where its placement
-            says.
-        operator: Operator ID.
-        partition: State partition.
-        store: Store name.
-        version: Version to open, 0 for the empty store, None for the newest: of a query's
-            checkpoint the newest that a batch has committed.
-        checkpoint_id: The attempt in checkpoint format v2; None takes the only one there is.
-        num_partitions: Checked against the checkpoint; None takes the checkpoint's, or 1 in a new
-            one.
-        checkpoint_format: 1 or 2, for a new store; an existing one keeps its own.
-        backend: State backend; None takes the checkpoint's, or filesystem in a new one.
-
-    Returns:
-        An open store, owned by the caller; close it or use it as a context manager.
-
-    Raises:
-        NotFoundError: The version is not there.
-        InvalidArgumentError: There can be no such store; or several attempts made the version and
-            none was named.
-        IncompatibleError, FencedError, CorruptionError, StorageError: As FilesystemVersions.load.
+    Arguments, result and errors as `Checkpoint.open_store`.
     """
     clock, options = place.clock, place.options
     store_name = StoreName(operator, partition, store)

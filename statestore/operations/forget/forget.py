@@ -85,13 +85,7 @@ class Forgetting:
         certificate: Where the certificate goes; None for nowhere.
         progress: Called with the files read and their number.
 
-    Raises:
-        InvalidArgumentError: There is no such operator; what is given is no key of it; every row is
-            of the keys and `all_rows` is not given; another file is in the certificate's place
-            (kind file-exists); or as `find_edit`.
-        InUseError: As `find_edit`.
-        NotFoundError: No row of the keys is there (kind keys-not-found); or a file is not.
-        CorruptionError, IncompatibleError, FencedError, StorageError: A file cannot be read.
+    Errors as `Checkpoint.forget`.
     """
 
     checkpoint: OpenCheckpoint
@@ -173,25 +167,12 @@ class Forgetting:
         )
 
     def run(self, progress: Progress = no_progress) -> Forget:
-        """Do it, and search every file that is left.
+        """Do it, search every file that is left, and return what was done, with the certificate.
 
         Args:
             progress: Called with the state partitions written and their number.
 
-        Returns:
-            What was done, with the certificate.
-
-        Guarantee: on return the query goes on from all other rows, and no state file of the
-        operator has a row of the keys. Nothing is changed unless a certificate that says `begun` is
-        on the disk. After a raise or a kill the query goes on from the rows of before or from those
-        without the keys, whole; older files may be left, and the same call again deletes them and
-        completes the certificate.
-
-        Raises:
-            InUseError: A query or another operation is at the checkpoint, or reads a version for a
-                savepoint; or this process stood still for longer than its lease lasts.
-            NotFoundError, CorruptionError, FencedError: A file cannot be read.
-            StorageError: A storage failed, or the certificate cannot be written.
+        Guarantee and errors as `Checkpoint.forget`.
         """
         result, certificate = self.result, self._described()
         if self.found:

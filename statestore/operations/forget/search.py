@@ -165,19 +165,13 @@ def search(
     wanted: Wanted,
     certificate: Callable[[Wanted], bool] | None = None,
 ) -> KeySearch:
-    """Look for keys in every file of a checkpoint; nothing is changed.
+    """Look for keys in every file of a checkpoint; result and errors as `Checkpoint.search_keys`.
 
     Args:
         checkpoint: The checkpoint.
         operator: Operator ID.
         wanted: The keys, as given.
         certificate: Tells whether a certificate is of the keys; None where there is none.
-
-    Raises:
-        InvalidArgumentError: There is no such operator, what is given is no key of it, or the file
-            is no certificate.
-        NotFoundError, StorageError: A file that is there cannot be read. What is damaged or of a
-            newer format is not searched, and the outcome says so.
     """
     for file in files_of_operator(checkpoint, operator):
         if file.is_state:

@@ -169,25 +169,10 @@ def _describe(
 
 
 def find_key(rows: FoundRows, key: Sequence[Any]) -> pa.Table:
-    """Read the rows of a key, or of all keys that begin with some columns.
+    """Read the rows of a key, or of all keys that begin with some columns; all as `Rows.find`.
 
-    Only one state partition is read where the columns given decide on it, and of it only the blocks
-    of the key's group where its files are in that order.
-
-    Args:
-        rows: Which rows.
-        key: Values of the first key columns, in order: Python values, or text that Arrow can read
-            as the column's type; for a struct, such as a window, a dict of all its fields or a list
-            of their values; None for null.
-
-    Returns:
-        Columns as `read_batches`.
-
-    Raises:
-        InvalidArgumentError: A value is not of its column's type, there are more values than
-            columns, or as `read_batches`.
-        NotFoundError, IncompatibleError, CorruptionError, FencedError, StorageError: As
-            `read_batches`.
+    Of the state partition that the columns decide on, only the blocks of the key's group are read,
+    where its files are in that order.
     """
     family, states = rows.family, rows.states
     schema = key_type(family)
@@ -289,18 +274,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def largest_keys(rows: FoundRows, num_keys: int = 10) -> pa.Table:
-    """Find the keys with the most bytes of values.
-
-    Args:
-        rows: Of which rows.
-        num_keys: How many, at least 1.
-
-    Returns:
-        Largest first; columns `key`, `partition_id`, `key_bytes` and `value_bytes`.
-
-    Raises:
-        As `read_batches`.
-    """
+    """Find the keys with the most bytes of values, as `Rows.largest`."""
     family, states = rows.family, rows.states
     fields: list[pa.Field[Any]] = [
         pa.field("key", pa.binary()),
@@ -327,15 +301,7 @@ def largest_keys(rows: FoundRows, num_keys: int = 10) -> pa.Table:
 
 
 def key_group_histogram(rows: FoundRows) -> pa.Table:
-    """Count the rows of every key group: how state would spread over more state partitions.
-
-    Returns:
-        Key groups that have rows, ascending; columns `key_group`, `partition_id`, `num_rows`,
-        `key_bytes` and `value_bytes`.
-
-    Raises:
-        As `read_batches`.
-    """
+    """Count the rows of every key group, as `Rows.key_groups`."""
     family, states = rows.family, rows.states
     max_parallelism = next(iter(states.values())).max_parallelism
     sums = np.zeros((3, max_parallelism), np.int64)

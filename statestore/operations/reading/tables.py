@@ -129,7 +129,7 @@ def run_sql(
     memory_limit: str = MEMORY_LIMIT,
     timeout_ms: int | None = None,
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Run SQL over the rows of checkpoints.
+    """Run SQL over the rows of checkpoints; errors as of `SqlRows`.
 
     Args:
         sql: One SELECT.
@@ -142,12 +142,6 @@ def run_sql(
         Record batches, the first one always, if empty; a column with the name of an earlier one
         gets a number. The versions that are read are pinned until the last one, where the
         checkpoint is a query's and can be written.
-
-    Raises:
-        InvalidArgumentError: It is not one SELECT; a name is that of no table or column; an alias
-            or the limit cannot be; it takes longer than it may; or DuckDB is not installed.
-        NotFoundError: No such version, or it was expired.
-        IncompatibleError, CorruptionError, FencedError, StorageError: Rows cannot be read.
     """
     _check_aliases(attached)
     _check_memory_limit(memory_limit)

@@ -37,9 +37,7 @@ class Undo:
     Attributes:
         result: What it would do.
 
-    Raises:
-        InvalidArgumentError, NotFoundError, IncompatibleError, CorruptionError, StorageError: As
-            `Checkpoint.undo_rescale`.
+    Errors as `Checkpoint.undo_rescale`.
     """
 
     def __init__(self, checkpoint: OpenCheckpoint) -> None:

@@ -23,18 +23,9 @@ if TYPE_CHECKING:
 def decide_branch(
     checkpoint: OpenCheckpoint, target: Place, version: int | None = None
 ) -> Copy[None]:
-    """Decide how a checkpoint is branched; nothing is written. The query may run meanwhile.
+    """Decide how a checkpoint is branched; nothing is written.
 
-    Args:
-        checkpoint: The checkpoint.
-        target: The new checkpoint, which must not be there; state files are shared where it is on
-            the storage that has the state, and else copied.
-        version: State version, None for the newest committed one.
-
-    Raises:
-        InvalidArgumentError: The state is in a driver's memory; or as `source_of`.
-        NotFoundError, CorruptionError, IncompatibleError, FencedError, StorageError: As
-            `source_of`.
+    Arguments and errors as `Checkpoint.branch`.
     """
     if checkpoint.backend in IN_DRIVER_MEMORY:
         raise InvalidArgumentError(

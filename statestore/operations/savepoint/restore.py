@@ -49,26 +49,14 @@ def decide_restore(
         savepoint: What the savepoint says about itself; None for a checkpoint.
         source: Its files; of a query that does not run. `Copy.run` raises InUseError where that
             query has run a batch meanwhile.
-        target: The new checkpoint, which must not be there; of any storage. Its options also say
-            where state is kept (checkpointStorage), and the form of files.
-        backend: Its state backend; when None that of the checkpoint, or of the one the savepoint
-            was taken of, and of Spark's own provider its successor.
-        num_partitions: Number of its state partitions, 1 to 32768; the source's when None. Where
-            it does not divide the number of key groups, every row is hashed anew, which needs local
-            disk for the state three times.
+        target: The new checkpoint. Its options also say where state is kept, and the form of files.
+        backend: As `Directory.restore`.
+        num_partitions: As `Directory.restore`.
         operators: Which operators of the source become which of the query; all stay when None.
         claims: Whether the savepoint is moved, and gone afterwards.
-        keeps_query_id: Whether the query goes on under its ID, so that sinks which know its batches
-            by it pass over those they have; else it is a new query beside the one that was.
+        keeps_query_id: Whether the query goes on under its ID; else it is a new query.
 
-    Raises:
-        InvalidArgumentError: The operators do not become those of a query; the number of state
-            partitions or the state backend cannot be had; a checkpoint is claimed; or as
-            `source_of`.
-        InUseError: A query or an operation writes the checkpoint.
-        IncompatibleError: The rows of a store do not follow their key groups (kind
-            not-rescalable); or as `find_spark_states`.
-        NotFoundError, CorruptionError, StorageError: As `source_of` and `find_spark_states`.
+    Errors as `Directory.restore`.
     """
     elsewhere = target.options.checkpoint_storage
     is_sparks = savepoint is None and source.provider in SPARK_PROVIDERS.values()

@@ -122,20 +122,13 @@ def decide_savepoint(
 ) -> Copy[SavepointInfo]:
     """Decide how a committed version becomes a savepoint; nothing is written.
 
-    The query may run meanwhile.
-
     Args:
-        checkpoint: The checkpoint.
-        destination: The savepoint, which must not be there; of any storage. Its options say the
-            form of the files.
+        checkpoint: The checkpoint; its query may run.
+        destination: The savepoint. Its options say the form of the files.
         version: State version, None for the newest committed one.
-        form: canonical can be restored on every state backend; native is copied faster.
+        form: canonical or native.
 
-    Raises:
-        InvalidArgumentError: There is no such form; the state is in a driver's memory and the form
-            is native; or as `source_of`.
-        NotFoundError, CorruptionError, IncompatibleError, FencedError, StorageError: As
-            `source_of`.
+    Errors as `Checkpoint.savepoint`.
     """
     if form not in get_args(SavepointForm):
         raise InvalidArgumentError(
@@ -175,22 +168,7 @@ def take_savepoint(
 ) -> CopyResult[Made]:
     """Take a savepoint, as `decide_savepoint` decides and `Copy.make` makes it.
 
-    Where the query's retention deletes a file that is being copied, a newer version is copied
-    instead, unless one was asked for.
-
-    Args:
-        place: The checkpoint.
-        destination: As `decide_savepoint`.
-        made: As `Copy.make`.
-        version: As `decide_savepoint`.
-        form: As `decide_savepoint`.
-        dry_run: As `Copy.make`.
-        progress: As `Copy.make`.
-
-    Raises:
-        NotFoundError: The version is being expired faster than it is copied; or as `Copy.run`.
-        InvalidArgumentError, IncompatibleError, CorruptionError, FencedError, StorageError: As
-            `decide_savepoint` and `Copy.run`.
+    Arguments as of these; guarantee and errors as `Checkpoint.savepoint`.
     """
     for attempt in range(_ATTEMPTS):
         try:
@@ -242,18 +220,12 @@ def savepoint_of(
 
 
 def read_savepoint(io: FileIO, directory: str, uri: str) -> SavepointInfo:
-    """Read what a savepoint says about itself.
+    """Read what a savepoint says about itself; errors as `Savepoint.info`.
 
     Args:
         io: Storage of the savepoint.
         directory: The savepoint there.
         uri: As the caller named it, for errors.
-
-    Raises:
-        NotFoundError: There is no savepoint (kind savepoint-not-found), or one that was begun and
-            not finished.
-        CorruptionError, IncompatibleError: It is damaged, or of a newer format.
-        StorageError: The storage failed.
     """
     try:
         query_id, fields = read_metadata(io, directory)
@@ -328,12 +300,7 @@ def _parse(fields: dict[str, Any], uri: str) -> SavepointInfo:
 def open_savepoint(place: Place) -> Iterator[tuple[SavepointInfo, OpenCheckpoint]]:
     """Open a savepoint: what it says about itself, and its files, laid out as a checkpoint's.
 
-    Args:
-        place: The savepoint.
-
-    Raises:
-        NotFoundError, CorruptionError, IncompatibleError, StorageError: As `read_savepoint`.
-        InvalidArgumentError: No storage of that URI (kind unsupported-scheme).
+    Errors as `Savepoint.info`.
     """
     with ExitStack() as stack:
         try:

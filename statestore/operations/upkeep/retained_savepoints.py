@@ -143,8 +143,7 @@ def retain_savepoint(
 ) -> RetainedSavepoints:
     """Take a savepoint into a directory of the query, and delete those that are not to stay.
 
-    The query may run meanwhile. Nothing is taken where the newest savepoint was taken after the
-    newest committed batch.
+    Guarantee and errors as `Checkpoint.retain_savepoint`.
 
     Args:
         place: The checkpoint.
@@ -154,17 +153,6 @@ def retain_savepoint(
         form: As `take_savepoint`.
         dry_run: Whether to change nothing.
         progress: As `take_savepoint`.
-
-    Guarantee: where there was a whole savepoint before, there is one at every moment, also after a
-    raise or a kill. Savepoints are deleted when the newest one is durable and `verify` finds
-    nothing wrong with it; one that is being deleted is none any more. `status.json` in the
-    directory says what was done, or what failed.
-
-    Raises:
-        InvalidArgumentError: The directory has savepoints of another query, is in a checkpoint or
-            savepoint, or around the checkpoint; or as `take_savepoint`.
-        CorruptionError: The newest savepoint is damaged; nothing was deleted.
-        NotFoundError, IncompatibleError, FencedError, StorageError: As `take_savepoint`.
     """
     attempt = _Attempt(place, directory, retention, form)
     attempt.check()

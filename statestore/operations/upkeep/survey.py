@@ -160,11 +160,7 @@ class CheckpointInfo:
 
 
 def describe(checkpoint: OpenCheckpoint) -> CheckpointInfo:
-    """Describe a checkpoint, or a savepoint, as `list_versions` finds it.
-
-    Raises:
-        CorruptionError, StorageError: As `list_versions`.
-    """
+    """Describe a checkpoint or savepoint; errors as of `Directory`."""
     return _describe_files(checkpoint, _list_files(checkpoint))
 
 
@@ -193,17 +189,7 @@ def _describe_files(
 def list_versions(
     checkpoint: OpenCheckpoint, *, limit: int | None = None
 ) -> tuple[VersionInfo, ...]:
-    """List the newest versions of a checkpoint, newest first.
-
-    Args:
-        checkpoint: The checkpoint, or a savepoint.
-        limit: At most so many versions, None for all that the commit log has.
-
-    Raises:
-        NotFoundError: There is no checkpoint.
-        IncompatibleError: Neither this package's nor one of Spark's own providers wrote it.
-        CorruptionError, StorageError: Spark's logs cannot be read, or the storage failed.
-    """
+    """List the versions of a checkpoint or savepoint, newest first; all as `Directory.versions`."""
     return _versions(checkpoint, _list_files(checkpoint), limit)[0]
 
 
@@ -215,9 +201,6 @@ def survey(
     Returns:
         As `describe`; as `list_versions`; and every store of each version, newest version first;
         none of one that is unreadable.
-
-    Raises:
-        CorruptionError, StorageError: As `list_versions`.
     """
     names = _list_files(checkpoint)
     return (_describe_files(checkpoint, names), *_versions(checkpoint, names, limit))
@@ -384,20 +367,9 @@ class FoundSavepoint:
 
 
 def find_savepoints(checkpoint: OpenCheckpoint, directory: str) -> tuple[FoundSavepoint, ...]:
-    """Return the savepoints of a checkpoint's query that are retained in a directory.
+    """Return the query's savepoints that lie directly in a directory, a path or URI.
 
-    Args:
-        checkpoint: As `list_versions`.
-        directory: Where to look: savepoints lie directly in it. A path or URI as well.
-
-    Returns:
-        Oldest version first. Nobody but the user knows where savepoints are, so nothing else is
-        looked at; one that is not finished or cannot be read is left out.
-
-    Raises:
-        NotFoundError: There is no checkpoint.
-        InvalidArgumentError: No storage of that URI (kind unsupported-scheme).
-        StorageError: The storage failed.
+    Order and errors as `Checkpoint.savepoints`.
     """
     query_id, _ = try_read_metadata(checkpoint.io, checkpoint.path)
     found: list[FoundSavepoint] = []

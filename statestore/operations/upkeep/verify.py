@@ -85,26 +85,9 @@ def verify(
     deep: bool = False,
     progress: Progress = no_progress,
 ) -> Verification:
-    """Verify versions of a checkpoint; nothing is changed.
+    """Verify versions of a checkpoint or savepoint.
 
-    Args:
-        checkpoint: Checkpoint directory of the query, a path or a URI of any scheme; or
-            one that is open. A savepoint is one as well.
-        versions: State versions, None for the newest committed; all for every one that was
-            committed, from the oldest entry of the commit log on, and that was not expired.
-        deep: Whether to read every row.
-        progress: Called with the stores done and their number, from any thread.
-
-    Returns:
-        What was found. Damage is a finding, not an error.
-
-    Raises:
-        NotFoundError: There is no checkpoint, or a version is not committed; of the heap backend
-            also where its driver's memory cannot be reached (kind driver-lost).
-        InvalidArgumentError: The package that the state backend needs is not installed.
-        IncompatibleError: Neither this package's nor one of Spark's own providers wrote it (kind
-            other-provider), or it is in a newer format than this release knows (kind newer-format).
-        StorageError: The storage, or the local disk, failed; nothing is known of the rest then.
+    Arguments, result and errors as `Directory.verify`.
     """
     verifier = _Verifier(checkpoint, deep=deep, skips_expired=versions == "all")
     if versions == "all":

@@ -80,17 +80,10 @@ def decide_rows(
         rows: Rows; or where `makes`, functions and SQL that make them, and `Edited`.
         version: State version, None for the newest committed.
         change_schema: Whether schemas become those of the rows given.
-        join_format: State format that joins get, as `with_join_format` and its errors; None for
-            the one that they have.
+        join_format: State format that joins get; None for the one that they have.
         makes: Whether rows are made of those that are there.
 
-    Raises:
-        InvalidArgumentError: There is no such operator, store or state variable; what is given does
-            not fit it; all its rows would go by an `Edited` that does not say so; or as
-            `check_target`.
-        NotFoundError: No row is there that an `Edited` deletes (kind keys-not-found), and none is
-            put; or as `find_version`.
-        IncompatibleError, CorruptionError, FencedError, StorageError: As `find_version`.
+    Errors as `Directory.transform`.
     """
     found = find_version(checkpoint, version)
     shapes = shapes_of(found)
@@ -191,26 +184,7 @@ def decide_edit(
 ) -> EditInPlace:
     """Decide a new version of a checkpoint without some keys, and with some rows.
 
-    Args:
-        checkpoint: The checkpoint.
-        rows: Address of the rows.
-        delete: Keys that go, as Arrow data or the path of a file; or a condition in SQL that their
-            rows fulfil; None for none.
-        upsert: Rows that come, in place of those of their keys, as Arrow data or the path of a
-            file; None for none.
-        watermark_ms: Watermark from now on, milliseconds since the Unix epoch; None for that of
-            before.
-        expire: A column that is a time, in place of `delete`.
-        older_than: As `expiry_condition`.
-        all_rows: Whether all rows of the store may go.
-
-    Raises:
-        InvalidArgumentError: The watermark would go back; all rows would go and `all_rows` is not
-            given; or as `decide_rows`, `expiry_condition` and `find_edit`.
-        NotFoundError: No row is there to delete (kind keys-not-found), and none is put or expires;
-            or as `find_version`.
-        InUseError: As `find_edit`.
-        IncompatibleError, CorruptionError, FencedError, StorageError: As `find_version`.
+    Arguments and errors as `Checkpoint.edit`.
     """
     batch = find_edit(checkpoint)
     if watermark_ms is not None and watermark_ms < batch.watermark_ms:

@@ -91,22 +91,10 @@ class EditInPlace:
         )
 
     def run(self, progress: Progress = no_progress) -> Edit:
-        """Make it.
+        """Make it, and return what was done; guarantee and errors as `Checkpoint.edit`.
 
         Args:
             progress: Called with the stores done and their number.
-
-        Returns:
-            What was done.
-
-        Guarantee: on return the query goes on from the edited rows. After a raise or a kill at any
-        moment it goes on from those or from the ones before, whole; the same call again is safe.
-
-        Raises:
-            InUseError: A query, or another operation, is writing the checkpoint.
-            InvalidArgumentError: Rows do not fit, or a key is there twice (kind duplicate-key).
-            NotFoundError, CorruptionError, IncompatibleError, FencedError, StorageError: What is
-                there cannot be read, or a storage failed.
         """
         checkpoint, batch = self.version.checkpoint, self.batch
         families = [[of.shape.operator, of.shape.name, of.before.name] for of in self.rows]
