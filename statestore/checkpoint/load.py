@@ -88,29 +88,6 @@ class LoadedVersion:
         return False
 
 
-def load_version(location: StoreLocation, version: int, checkpoint_id: str | None) -> LoadedVersion:
-    """Find, open and verify the files of a version.
-
-    Args:
-        location: The store.
-        version: At least 1.
-        checkpoint_id: The attempt in checkpoint format v2, None in v1.
-
-    Guarantee: every byte of every returned file was checked, and every file is the one the version
-    was built on.
-
-    Raises:
-        NotFoundError: The version, or a delta it needs, is not there.
-        CorruptionError: A delta is damaged, or a snapshot is and the files that it summarises are
-            gone.
-        FencedError: A file was replaced by another attempt with other rows.
-        IncompatibleError: Files of another provider, another store or a newer format.
-        StorageError: The storage failed.
-    """
-    head = read_delta_trailer(location, version, checkpoint_id)
-    return load_files(location, head, (*head.trailer.files, head.ref))
-
-
 def load_files(
     location: StoreLocation, head: PublishedFile, refs: tuple[FileRef, ...]
 ) -> LoadedVersion:
@@ -121,7 +98,16 @@ def load_files(
         head: The delta of the version.
         refs: The files that make it, in order.
 
-    Guarantee and errors as `load_version`.
+    Guarantee: every byte of every returned file was checked, and every file is the one the version
+    was built on.
+
+    Raises:
+        NotFoundError: A delta that the version needs is not there.
+        CorruptionError: A delta is damaged, or a snapshot is and the files that it summarises are
+            gone.
+        FencedError: A file was replaced by another attempt with other rows.
+        IncompatibleError: Files of another provider, another store or a newer format.
+        StorageError: The storage failed.
     """
     opened = open_all(location, refs)
     files: list[StateFile] = []
@@ -159,7 +145,7 @@ def open_ref(location: StoreLocation, ref: FileRef) -> StateFile:
 
     Raises:
         NotFoundError, CorruptionError, FencedError, IncompatibleError, StorageError:
-            As `load_version`.
+            As `load_files`.
     """
     path = location.path(ref.path)
     local_path = _fetch(location, ref)

@@ -118,14 +118,12 @@ def merge_runs(
             yield merged
 
 
-def interleave(
-    runs: Sequence[SortedRun], max_parallelism: int, *, slice_bytes: int = SLICE_BYTES
-) -> Iterator[pa.RecordBatch]:
+def interleave(runs: Sequence[SortedRun], max_parallelism: int) -> Iterator[pa.RecordBatch]:
     """Yield every row of runs without a common key, deletes too, in file order.
 
     Arguments and errors as `merge_runs`.
     """
-    for pieces, _ in _slices(runs, max_parallelism, slice_bytes):
+    for pieces, _ in _slices(runs, max_parallelism, SLICE_BYTES):
         if len(pieces) == 1:
             yield pieces[0]
         elif pieces:

@@ -26,17 +26,14 @@ def find_spark_home(environment: Mapping[str, str] = os.environ) -> Path | None:
     return Path(found.origin).parent if found is not None and found.origin else None
 
 
-def read_spark_defaults(environment: Mapping[str, str] = os.environ) -> tuple[Path, dict[str, str]]:
+def read_spark_defaults() -> tuple[Path, dict[str, str]]:
     """Return the `spark-defaults.conf` that sessions begin with, and its values.
-
-    Args:
-        environment: Looked up for SPARK_CONF_DIR and SPARK_HOME.
 
     Returns:
         Its path, which need not exist, and values by key; none if it cannot be read.
     """
-    home = find_spark_home(environment) or Path()
-    path = Path(environment.get("SPARK_CONF_DIR") or home / "conf", "spark-defaults.conf")
+    home = find_spark_home() or Path()
+    path = Path(os.environ.get("SPARK_CONF_DIR") or home / "conf", "spark-defaults.conf")
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:

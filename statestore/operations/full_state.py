@@ -221,7 +221,7 @@ def write_states(
     Guarantee: what is returned is durable; after a raise some of it may be published.
 
     Raises:
-        NotFoundError, CorruptionError, FencedError, StorageError: As `load_version` and
+        NotFoundError, CorruptionError, FencedError, StorageError: As `load_files` and
             `publish_delta`.
         IncompatibleError: The givers' column families contradict each other.
     """

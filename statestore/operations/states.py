@@ -259,7 +259,7 @@ def read_rows(
 
     Raises:
         NotFoundError, CorruptionError, FencedError, IncompatibleError, StorageError: As
-            `load_version`.
+            `load_files`.
     """
     of = head.trailer
     # State partitions number their column families by themselves.

@@ -16,16 +16,13 @@ if TYPE_CHECKING:
 _REMOTE = "SPARK_REMOTE"
 
 
-def is_served_elsewhere(
-    options: Mapping[str, object], environment: Mapping[str, str] = os.environ
-) -> bool:
+def is_served_elsewhere(options: Mapping[str, object]) -> bool:
     """Return whether a builder's session is one with a Spark Connect server that runs already.
 
     Args:
-        options: What the builder holds.
-        environment: Looked up for SPARK_REMOTE, which a builder without a URL goes by.
+        options: What the builder holds; without a URL in it SPARK_REMOTE counts.
     """
-    url = options.get("spark.remote", environment.get(_REMOTE, ""))
+    url = options.get("spark.remote", os.environ.get(_REMOTE, ""))
     return str(url).startswith("sc://")
 
 

@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 
 from statestore import Checkpoint
 from statestore.checkpoint.layout import StoreLocation
-from statestore.checkpoint.load import load_version
+from statestore.checkpoint.load import load_files
+from statestore.checkpoint.trailers import read_delta_trailer
 from statestore.codec.references import StoreName
 from statestore.core.errors import NotFoundError
 from statestore.io.driver_memory import DriverMemoryFileIO
@@ -77,7 +78,8 @@ def _location(io: DriverMemoryFileIO, lane: Lane, partition: int) -> StoreLocati
 
 
 def _state_bytes(location: StoreLocation, version: int) -> int:
-    table = Table.from_restored(load_version(location, version, None))
+    head = read_delta_trailer(location, version, None)
+    table = Table.from_restored(load_files(location, head, (*head.trailer.files, head.ref)))
     return sum(len(key) + len(value) for key, value in table.scan(0))
 
 

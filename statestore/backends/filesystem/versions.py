@@ -70,7 +70,7 @@ class FilesystemVersions(VersionsBase):
 
         Raises:
             NotFoundError, IncompatibleError, FencedError, CorruptionError, StorageError: As
-                `load_version` and `check_settings`.
+                `load_files` and `check_settings`.
         """
         head = read_delta_trailer(self.location, version, checkpoint_id)
         check_settings(
@@ -228,7 +228,7 @@ class FilesystemVersions(VersionsBase):
 
         Raises:
             NotFoundError: One of the versions was expired.
-            CorruptionError, FencedError, StorageError: As `load_version`.
+            CorruptionError, FencedError, StorageError: As `load_files`.
         """
         head = read_delta_trailer(self.location, end_version, checkpoint_id)
         refs = deltas_since(self.location, head, start_version)

@@ -62,7 +62,7 @@ def open_sst(location: StoreLocation, ref: FileRef) -> SealedFile:
 
     Raises:
         NotFoundError, CorruptionError, FencedError, IncompatibleError, StorageError:
-            As `load_version`.
+            As `load_files`.
     """
     path = location.path(ref.path)
     local_path = location.io.fetch(path)

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 CERTIFICATE_VERSION = 1
 MAX_FINGERPRINTS = 1000
 """Up to so many keys each has a fingerprint of its own."""
-_WHO = ("statestore", "host", "user", "begun_at", "begun_ms")
 NOT_REACHED = (
     "savepoints of the checkpoint, and checkpoints restored from them",
     "branches, which share files of the checkpoint and keep them",
