@@ -158,8 +158,8 @@ def cli() -> None:
 @click.option(
     "--spark-submit",
     metavar="ARGUMENTS",
-    help="Check every executor of an application that is submitted with these arguments, those of "
-    "the query without its program; not this machine.",
+    help="Check the executors of an application in place of this machine. ARGUMENTS are those of "
+    "the query, without its program.",
 )
 @storage_option
 @output_option
@@ -174,12 +174,12 @@ def doctor(
 ) -> None:
     """Check what a query needs on this machine, and say what to fix.
 
-    Starts Java, imports pyspark, opens the jar, starts an engine and ends it, and writes, reads,
-    lists and deletes a small file on the storage: the one of --storage, or else the directory for
-    temporary files. The state backend is the one that sessions get from spark-defaults.conf (of
-    SPARK_CONF_DIR, or else of SPARK_HOME) where --backend names none; where nothing does, what one
-    backend alone needs is shown and does not fail. Exit status 0 when all is well, 1 when there is
-    something to fix.
+    It starts Java, imports pyspark, opens the jar, and starts and ends an engine. It writes, reads,
+    lists and deletes a small file on the storage: that of --storage, or else the directory for
+    temporary files. Without --backend it checks the state backend that spark-defaults.conf names
+    (in SPARK_CONF_DIR, or else in SPARK_HOME). Where that names none, what only one backend needs
+    is shown, and its lack is no failure. Exit status 0 when all is well, 1 when there is something
+    to fix.
 
     \b
     Examples:

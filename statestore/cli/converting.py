@@ -61,9 +61,9 @@ def convert(
     """Make a checkpoint from which a query goes on with one of Spark's own providers.
 
     The query must not run. CHECKPOINT is not changed: NEW is made from it, with the newest
-    committed state. This runs Spark on this machine, which compares every row. A conversion that
-    was interrupted leaves a NEW that no query starts from; the same command does it again. The way
-    from Spark's own providers to this package's is `statestore restore`.
+    committed state. Spark on this machine writes it, and compares every row. Repeat a conversion
+    that     was interrupted: until it is whole, no query starts from NEW. `statestore restore` goes
+    the other     way, from Spark's own providers to those of this package.
 
     \b
     Examples:

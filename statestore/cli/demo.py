@@ -34,7 +34,7 @@ Delete the directory when you have seen enough."""
 def demo(directory: Path) -> None:
     """Make a small checkpoint to look at, without Spark and without a JVM.
 
-    The directory must not be there; without one it is statestore-demo.
+    DIRECTORY must not be there; without it the checkpoint goes to statestore-demo.
 
     \b
     statestore demo

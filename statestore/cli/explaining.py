@@ -27,10 +27,10 @@ def find_pages() -> dict[str, Path]:
 @click.command()
 @click.argument("kind", required=False)
 def explain(kind: str | None) -> None:
-    """Print what a message means: the page of its kind, which it names in brackets.
+    """Print what an error message means, by the kind that it has in brackets.
 
-    Without KIND, the names of all kinds. The word options in its place prints the page about the
-    options of a query. Needs no network.
+    Without KIND it prints the names of all kinds; with the word options, the page about the options
+    of a query. It needs no network.
 
     \b
     Examples:

@@ -24,6 +24,7 @@ from statestore.cli.output import (
     storage_option,
     table,
     to_option,
+    version_option,
 )
 from statestore.cli.rows_file import write_rows
 from statestore.codec.joined_trailers import add_counts
@@ -45,12 +46,6 @@ _VARIABLES: dict[str | None, str] = {
 }
 
 
-_version_option = click.option(
-    "--version",
-    type=int,
-    metavar="V",
-    help="State version, batch + 1.  [default: newest committed]",
-)
 _where_option = click.option(
     "--where",
     metavar="SQL",
@@ -61,7 +56,7 @@ _where_option = click.option(
 @click.command()
 @checkpoint_argument()
 @rows_option
-@_version_option
+@version_option
 @click.option(
     "--partition",
     "partitions",
@@ -134,21 +129,21 @@ def read(
     "--find",
     "key",
     metavar="JSON",
-    help='Rows of a key or of its first columns, as ["a", 3]; a window as [start, end].',
+    help='Show the rows of a key or of its first columns, as ["a", 3]; a window as [start, end].',
 )
 @_where_option
 @click.option(
-    "--largest", metavar="N", type=click.IntRange(1), help="The N keys with the most bytes."
+    "--largest", metavar="N", type=click.IntRange(1), help="Show the N keys with the most bytes."
 )
 @click.option(
     "--most-changed",
     metavar="N",
     type=click.IntRange(1),
-    help="The N keys that were written or deleted in most of the 20 newest versions.",
+    help="Show the N keys that were written or deleted in most of the 20 newest versions.",
 )
-@click.option("--key-groups", is_flag=True, help="How rows and bytes spread over key groups.")
+@click.option("--key-groups", is_flag=True, help="Show how rows and bytes spread over key groups.")
 @rows_option
-@_version_option
+@version_option
 @limit_option
 @storage_option
 @output_option
@@ -167,8 +162,8 @@ def inspect(
 ) -> None:
     """Show operators, stores, schemas and row counts; or rows by key, or the largest keys.
 
-    It lists every store with the addresses of its rows, and reads no row for that. --key and
-    --where read one state partition where the columns that they give decide which.
+    It lists every store with the addresses of its rows, and reads no row for that. Where the
+    columns in --key or --where decide on one state partition, only that one is read.
 
     \b
     statestore inspect /data/checkpoint
@@ -210,8 +205,12 @@ def inspect(
 @click.command()
 @checkpoint_argument("old")
 @click.argument("new", required=False)
-@click.option("--old-version", type=int, metavar="V", help="[default: newest committed]")
-@click.option("--new-version", type=int, metavar="V", help="[default: newest committed]")
+@click.option(
+    "--old-version", type=int, metavar="V", help="Version of OLD.  [default: newest committed]"
+)
+@click.option(
+    "--new-version", type=int, metavar="V", help="Version of NEW.  [default: newest committed]"
+)
 @rows_option
 @click.option("--counts", is_flag=True, help="Print only how many rows differ.")
 @limit_option

@@ -101,6 +101,14 @@ def dry_run_option(command: Command) -> Command:
     )
 
 
+version_option = click.option(
+    "--version",
+    type=int,
+    metavar="V",
+    help="State version, batch + 1.  [default: newest committed]",
+)
+
+
 def storage_option(command: Command) -> Command:
     """Add --storage-option, passed as `storage_options`, as Checkpoint takes them."""
     return click.option(

@@ -31,17 +31,17 @@ _limit_option = click.option(
     type=click.IntRange(1),
     default=100,
     show_default=True,
-    help="At most so many versions, the newest.",
+    help="Show at most so many versions, the newest.",
 )
 _deep_option = click.option(
     "--deep",
     is_flag=True,
-    help="Read every row: heaviest keys of state of any size, all that verify --deep checks.",
+    help="Read every row: for the heaviest keys of large state, and all that verify --deep checks.",
 )
 _savepoints_option = click.option(
     "--savepoints",
     metavar="DIRECTORY",
-    help="Where to look for savepoints and branches of the query.",
+    help="Look here for savepoints and branches of the query.",
 )
 
 
@@ -52,8 +52,8 @@ _savepoints_option = click.option(
     "-o",
     "to",
     metavar="FILE",
-    help="HTML file to write, in place of one there; of several checkpoints the directory of their "
-    "pages.",
+    help="HTML file to write, in place of one there; for several checkpoints, the directory of "
+    "their pages.",
 )
 @_limit_option
 @_deep_option
@@ -74,8 +74,9 @@ def report(
     A page is one HTML file that needs no network.
 
     It shows the operators and the history of versions. It shows how rows, bytes and commit times
-    are spread over state partitions and key groups, and the heaviest keys. It says what is damaged,
-    and what to do. Checkpoints of Spark's own providers are taken as they are. Nothing is changed.
+    are     spread over state partitions and key groups, and the heaviest keys. It says what is
+    damaged, and     what to do. The command also reads checkpoints of Spark's own providers. It
+    changes nothing.
 
     \b
     Examples:
@@ -155,7 +156,7 @@ def _report_each(
 @click.option(
     "--allow-changes",
     is_flag=True,
-    help="Let savepoint, branch, rescale and repair be done from the page, each after its plan "
+    help="Let the page do savepoint, branch, rescale and repair, each after its plan "
     "and a confirmation; without it the page shows plans and commands.",
 )
 @storage_option

@@ -26,7 +26,11 @@ _DONE = "Done. Start the query as it was; --undo goes back until then."
     help="State partitions to have, 1 to 32768.",
 )
 @click.option("--undo", is_flag=True, help="Go back, as long as no batch has run since.")
-@click.option("--count-rows", is_flag=True, help="Read every row first: exact rows, known skew.")
+@click.option(
+    "--count-rows",
+    is_flag=True,
+    help="Read every row first, for exact numbers of rows and the skew.",
+)
 @yes_option
 @storage_option
 @output_option
@@ -47,9 +51,9 @@ def rescale(
     written; for any other N every row is hashed anew.
 
     The query then starts unchanged: spark.sql.shuffle.partitions comes from its checkpoint. --undo
-    goes back. After a kill the same N finishes the rescale, and --undo takes it back; so it does
-    with a repartition of Spark's own that was refused. State of the heap backend is rescaled in its
-    driver's Python program, by statestore.Checkpoint.rescale.
+    goes back. After a kill the same N finishes the rescale, or --undo takes it back. --undo also
+    takes     back a repartition of Spark's own that was refused. To rescale state of the heap
+    backend, call     statestore.Checkpoint.rescale in its driver's Python program.
 
     \b
     Examples:

@@ -21,6 +21,7 @@ from statestore.cli.output import (
     print_result,
     progress_bar,
     storage_option,
+    version_option,
 )
 from statestore.core.clock import SystemClock
 from statestore.core.errors import StateStoreError, StorageError
@@ -40,29 +41,29 @@ if TYPE_CHECKING:
 @click.command()
 @checkpoint_argument()
 @click.argument("destination")
-@click.option("--version", type=int, help="State version.  [default: the newest committed one]")
+@version_option
 @click.option(
     "--form",
     type=click.Choice(["canonical", "native"]),
     default="canonical",
     show_default=True,
-    help="Full states that every state backend can be restored from, or the files as they are.",
+    help="Full states, which every state backend can be restored from, or the files as they are.",
 )
 @click.option(
     "--keep",
     type=click.IntRange(1),
-    help="Take a savepoint-<time> in the directory, and delete those taken so but for the newest "
-    "so many.  [default: 5, where one of the next two is given]",
+    help="Take savepoint-<time> in DESTINATION, and keep so many of those there, the newest.  "
+    "[default: 5 with --max-age or --every]",
 )
 @click.option(
     "--max-age",
     type=DurationType(),
-    help="Delete also those that are older, but never the newest: 36h, 7d.",
+    help="Delete older ones as well, but never the newest: 36h, 7d.",
 )
 @click.option(
     "--every",
     type=DurationType(),
-    help="Go on, and take one at this interval, until the command is ended: 90s, 15m, 6h.",
+    help="Take one at this interval until the command is ended: 90s, 15m, 6h.",
 )
 @click.option(
     "--metrics",
@@ -86,11 +87,11 @@ def savepoint(
     storage_options: dict[str, str],
     output: str,
 ) -> None:
-    """Copy a query's state and position, whole, to a new directory that is yours.
+    """Copy a query's state and position to a new directory that is yours.
 
     The query may run meanwhile. A savepoint refers to nothing outside of it: move it, copy it,
-    delete it as any directory. Nothing of this package deletes one, but with --keep, --max-age or
-    --every those that were taken so.
+    delete it as any directory. This package deletes none, except those that were taken with --keep,
+    --max-age or --every.
 
     \b
     statestore savepoint /data/checkpoint /backup/before-upgrade
@@ -221,7 +222,7 @@ def _taken(info: SavepointInfo) -> str:
     "--num-partitions",
     type=click.IntRange(1, MAX_PARALLELISM_LIMIT),
     help="Number of state partitions, 1 to 32768. For one that does not divide the number of key "
-    "groups every row is hashed anew.  [default: as it was]",
+    "groups, every row is hashed anew.  [default: as it was]",
 )
 @click.option(
     "--map-operator",
@@ -247,10 +248,14 @@ def _taken(info: SavepointInfo) -> str:
     callback=lambda *given: _pairs(given[2], "--add-operator takes NEW:NAME, such as 1:dedupe"),
     help="Operator that begins with empty state, by Spark's short name. May be repeated.",
 )
-@click.option("--new-query-id", is_flag=True, help="A query beside the one that was, for sinks.")
+@click.option(
+    "--new-query-id",
+    is_flag=True,
+    help="Give the query a new ID, so that sinks take it for another one.",
+)
 @click.option(
     "--claim/--no-claim",
-    help="Move the savepoint, which is gone then, or copy it.  [default: no-claim]",
+    help="Move the savepoint, so that it is gone afterwards, or copy it.  [default: no-claim]",
 )
 @dry_run_option
 @storage_option
@@ -273,8 +278,8 @@ def restore(
 
     Start the query with NEW as its checkpointLocation. It may have another state backend, another
     number of state partitions, and other code, as long as its state keeps its schema. SOURCE is
-    only read; where it is a checkpoint, its query must not run. A restore that was killed is
-    repeated: until it is whole, no query starts from NEW.
+    only read; where it is a checkpoint, its query must not run. Repeat a restore that was killed:
+    until it is whole, no query starts from NEW.
 
     \b
     statestore restore /backup/before-upgrade /data/new
@@ -306,7 +311,7 @@ def restore(
 @click.command()
 @checkpoint_argument()
 @checkpoint_argument("new")
-@click.option("--version", type=int, help="State version.  [default: the newest committed one]")
+@version_option
 @dry_run_option
 @storage_option
 @output_option
@@ -318,11 +323,11 @@ def branch(
     storage_options: dict[str, str],
     output: str,
 ) -> None:
-    """Make a second checkpoint of a query's state, sharing its files, to try new code on it.
+    """Make a second checkpoint that shares the state files of the first.
 
-    The query may run meanwhile. Neither query can harm the other's state: drop the branch by
-    deleting its directory. On one local file system files are shared by hard links, on one S3
-    storage they are copied by the server.
+    The query may run meanwhile. Neither query can harm the other's state. To drop the branch,
+    delete its directory. A local file system shares the files by hard links; an S3 storage copies
+    them in the server.
 
     \b
     statestore branch /data/checkpoint /data/experiment

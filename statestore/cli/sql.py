@@ -48,8 +48,7 @@ _MOST_KEPT = 10_000
     "--attach",
     metavar="ALIAS=CHECKPOINT",
     multiple=True,
-    help="One more checkpoint or savepoint, also of Spark's own; its tables are ALIAS.NAME. May be "
-    "repeated.",
+    help="Attach one more checkpoint or savepoint; its tables are ALIAS.NAME. May be repeated.",
 )
 @click.option("--tables", is_flag=True, help="List the tables and their columns.")
 @to_option
@@ -81,9 +80,9 @@ def sql(
     """Run SQL over state: stores and state variables are tables, by the names of `inspect`.
 
     SQL is one SELECT of DuckDB's. A table has the columns that `read` shows: the structs key and
-    value, with dots before their fields, and partition_id. The only rows there are are the table
-    state; an older version is "NAME@VERSION". Without SQL it is read from the input, which on a
-    terminal is a shell with a history.
+    value, with dots before their fields, and partition_id. If there is only one table, its name is
+    state. The table "NAME@VERSION" has an older version. Without SQL the command reads it from the
+    input; on a terminal it opens a shell with a history.
 
     \b
     statestore sql /data/checkpoint "SELECT key.shop, value.count FROM state WHERE key.shop = 'x'"

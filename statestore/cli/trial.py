@@ -39,27 +39,31 @@ _TRIAL = "trial"
     show_default=True,
     help="Repeat at most so many batches, the newest.",
 )
-@click.option("--against", metavar="JOB", help="The old code, which repeats the batches as well.")
+@click.option(
+    "--against",
+    metavar="JOB",
+    help="Old code: it repeats the batches, too, and its rows are compared.",
+)
 @click.option(
     "--sql",
     "sqls",
     metavar="NAME=SELECT",
     multiple=True,
-    help="What makes rows of state for the new code, as of transform; may be repeated.",
+    help="Make rows of state for the new code, as transform does; may be repeated.",
 )
 @click.option(
     "--ignore",
     metavar="COLUMN",
     multiple=True,
-    help="A column that does not count; may be repeated.",
+    help="Do not compare this column; may be repeated.",
 )
 @click.option(
     "--submit",
     metavar="COMMAND",
     default="",
-    help="What runs the job, such as 'spark-submit --master yarn'.  [default: this Python]",
+    help="Run the job by this, such as 'spark-submit --master yarn'.  [default: this Python]",
 )
-@click.option("--page", metavar="FILE", help="Write what was found to a page, too.")
+@click.option("--page", metavar="FILE", help="Write what was found to this HTML file, too.")
 @storage_option
 @output_option
 @click.pass_context
@@ -80,14 +84,14 @@ def try_command(
 ) -> None:
     """Try new code on a branch of a checkpoint, and compare it with the old.
 
-    JOB is the new program, a script of Python that starts the query with CHECKPOINT as its
-    checkpointLocation; ARGUMENTS are its own, options behind --. It is run up to that start. The
-    query repeats the newest batches on a branch, by the same offsets of its sources. Its sink is
-    not written: its rows are kept in the trial.
+    JOB is the new program: a Python script that starts the query with CHECKPOINT as its
+    checkpointLocation. ARGUMENTS are the script's; its options come behind --. The script runs up
+    to that start. The query repeats the newest batches on a branch, by the same offsets of its
+    sources. Its sink is not written: its rows are kept in the trial.
 
     The rows are compared with those in the job's file sink, or with those of --against; the state
-    with that of CHECKPOINT. The old query may run meanwhile. The same command goes on with a trial;
-    with a JOB that has changed it begins anew. Exit status 0: equal; 1: something differs.
+    with that of CHECKPOINT. The old query may run meanwhile. The same command goes on with its
+    trial,     and begins anew where JOB has changed. Exit status 0: equal; 1: something differs.
 
     \b
     Examples:
@@ -116,9 +120,10 @@ def try_command(
 @click.option(
     "--savepoint",
     metavar="DIRECTORY",
-    help="Where the old goes.  [default: beside the checkpoint, with its version in the name]",
+    help="Keep the old checkpoint here.  [default: beside the checkpoint, with its version in the "
+    "name]",
 )
-@click.option("--accept", is_flag=True, help="Approve what differs.")
+@click.option("--accept", is_flag=True, help="Approve the differences.")
 @yes_option
 @storage_option
 @output_option
@@ -132,11 +137,10 @@ def promote(
 ) -> None:
     """Have the branch of a trial take the place of its checkpoint.
 
-    The query must be stopped, and the trial have its newest batch: else `statestore try` goes on
-    first. The old stays as a savepoint. The query goes on with the next batch, from where the old
-    had read to. A promote that was killed is repeated; `statestore drop` puts the old back instead.
-
-    Without --yes the plan is shown.
+    Stop the query first. The trial must have its newest batch: if it has not, repeat `statestore
+    try`. The old checkpoint stays as a savepoint. The query goes on with the next batch, from where
+    the old had read to. Repeat a promote that was killed, or put the old checkpoint back with
+    `statestore drop`.
 
     \b
     Examples:
@@ -157,9 +161,7 @@ def promote(
 @storage_option
 @output_option
 def drop(trial: str, yes: bool, storage_options: dict[str, str], output: str) -> None:
-    """Delete a trial; where a promote was begun and not finished, put the old back first.
-
-    Without --yes the plan is shown.
+    """Delete a trial, and take back a promote that did not end.
 
     \b
     Example:

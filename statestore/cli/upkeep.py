@@ -35,9 +35,15 @@ _SHOWN = 200
 @click.command("list")
 @checkpoint_argument()
 @click.option(
-    "--limit", type=click.IntRange(1), default=20, show_default=True, help="Newest versions only."
+    "--limit",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="Show at most so many, the newest.",
 )
-@click.option("--savepoints", metavar="DIRECTORY", help="List the query's savepoints in it, too.")
+@click.option(
+    "--savepoints", metavar="DIRECTORY", help="List the query's savepoints in this directory, too."
+)
 @storage_option
 @output_option
 def list_command(
@@ -51,15 +57,15 @@ def list_command(
 
     It shows how each version is kept (incremental, full or rescaled), its rows, and the operation
     that made it if the query did not. Then come the bytes that it added, the bytes that a restore
-    reads, its snapshots, the time of its commit, and how long the slowest store took for it.
-    Retention took an expired version, or a savepoint or restore left it behind; nothing is wrong
-    with it. A damaged version lost files or has wrong ones. An unreadable one cannot be reached.
-    --savepoints names the directory in which savepoints are looked for. Checkpoints of Spark's own
-    providers are read, too, here and by verify, read, inspect and diff.
+    reads, its snapshots, the time of its commit, and how long the slowest store took for it.     An
+    expired version was deleted by retention, or left behind by a savepoint or restore: nothing is
+    wrong     with it. A damaged version lost files or has wrong ones. An unreadable one cannot be
+    reached.     This command, verify, read, inspect and diff also read checkpoints of Spark's own
+    providers.
 
-    A directory that is no checkpoint stands for those below it, such as the storage of a
-    declarative pipeline. Each is a line then. The flow of a pipeline has a checkpoint more for each
-    full refresh: the last one counts.
+    A directory that is no checkpoint, such as the storage of a declarative pipeline, stands for
+    those below it: each is a line. A flow of a pipeline has one more checkpoint for each     full
+    refresh: the last one counts.
 
     \b
     Examples:
@@ -176,7 +182,11 @@ def _info_or_problem(one: Checkpoint) -> CheckpointInfo | str:
 @click.command()
 @checkpoint_argument()
 @click.option(
-    "--limit", type=click.IntRange(1), default=20, show_default=True, help="Newest ones only."
+    "--limit",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="Show at most so many, the newest.",
 )
 @storage_option
 @output_option
@@ -223,7 +233,7 @@ def history(checkpoint: str, limit: int, storage_options: dict[str, str], output
     metavar="V",
     multiple=True,
     callback=lambda *given: _versions(given[2]),
-    help="State version, may be repeated; or all, for every one that was not expired.  [default: "
+    help="State version, or all for every one that was not expired; may be repeated.  [default: "
     "newest committed]",
 )
 @click.option("--deep", is_flag=True, help="Read every row, not only the trailers of files.")
@@ -370,10 +380,9 @@ def expire(
 def compact(checkpoint: str, yes: bool, storage_options: dict[str, str], output: str) -> None:
     """Write the newest version as one file a store, so that older versions can go.
 
-    A version holds the changes to the version before it, and needs the files of all of those until
-    it is written whole: as a snapshot, or on the rocksdb backend as one merged file. The query then
-    goes on from this version; older ones go when none of them is to be kept. It needs local disk
-    for the state of one store.
+    A version holds the changes to the version before it, so it needs that one's files. Written
+    whole, as a snapshot or on the rocksdb backend as one merged file, it needs none: then older
+    versions can expire. The command needs local disk for the state of one store.
 
     \b
     Examples:

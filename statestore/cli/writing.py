@@ -19,6 +19,7 @@ from statestore.cli.output import (
     progress_bar,
     rows_option,
     storage_option,
+    version_option,
     yes_option,
 )
 
@@ -30,32 +31,24 @@ if TYPE_CHECKING:
 _FORMS = (".parquet", ".csv", ".json", ".jsonl")
 
 
-def _version_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option(
-        "--version", type=int, help="State version.  [default: the newest committed one]"
-    )(command)
-
-
-def _operator_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option("--operator", type=int, default=0, show_default=True, help="Operator ID.")(
+def _all_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option("--all", "all_rows", is_flag=True, help="Do it even if no row is left.")(
         command
     )
-
-
-def _all_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return click.option("--all", "all_rows", is_flag=True, help=text)
 
 
 def _edit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add what says which rows go, and which are put."""
     for option in (
-        click.option("--upsert", metavar="FILE", help="Rows that replace those of their keys."),
+        click.option(
+            "--upsert", metavar="FILE", help="Put these rows in place of those of their keys."
+        ),
         click.option(
             "--where",
             metavar="SQL",
-            help="Instead of --delete: a condition; rows for which it holds go.",
+            help="Delete the rows for which this condition holds, in place of --delete.",
         ),
-        click.option("--delete", metavar="FILE", help="Keys whose rows go."),
+        click.option("--delete", metavar="FILE", help="Delete the rows of these keys."),
         rows_option,
     ):
         command = option(command)
@@ -84,21 +77,20 @@ def _edited(
     metavar="NAME=SELECT",
     multiple=True,
     callback=lambda *given: _queries(given[2]),
-    help="What makes rows: DuckDB's SQL over the table state. NAME is as for --rows. May be "
-    "repeated.",
+    help="Make rows by DuckDB's SQL over the table state. NAME is as for --rows. May be repeated.",
 )
 @_edit_options
-@_all_option("Allow that no row is left.")
-@_version_option
+@_all_option
+@version_option
 @click.option(
     "--change-schema",
     is_flag=True,
-    help="The selected columns become the schemas of keys and values.",
+    help="Make the selected columns the schemas of keys and values.",
 )
 @click.option(
     "--join-format",
     type=click.Choice(["4"]),
-    help="The state format that joins of two streams get, in place of 2 or 3.",
+    help="Give joins of two streams this state format, in place of 2 or 3.",
 )
 @dry_run_option
 @storage_option
@@ -121,11 +113,11 @@ def transform(
 ) -> None:
     """Make a savepoint whose rows are made from those of a checkpoint.
 
-    --sql names rows and a SELECT that makes them. Its table state has the columns that
-    `statestore read` shows, the structs key and value. It returns the same, or their fields as
-    columns named "key.NAME" and "value.NAME". With --delete, --where and --upsert some keys go and
-    rows are put, as `statestore edit` does it in place; FILE is described there. What is not named
-    keeps its rows. The query may run meanwhile.
+    --sql names rows and a SELECT that makes them. Its table state has the columns that `statestore
+    read` shows, the structs key and value. The SELECT returns these, or their fields as columns
+    named "key.NAME" and "value.NAME". --delete, --where and --upsert are those of `statestore
+    edit`, whose help describes FILE. Rows that are not named stay as they are. The query may run
+    meanwhile.
 
     `statestore restore` makes a checkpoint of the savepoint.
 
@@ -188,7 +180,7 @@ def _queries(given: tuple[str, ...]) -> dict[Any, Any]:
     callback=lambda *given: _age(given[2]),
     help="With --expire: how old, such as 90m, 36h or 7d.",
 )
-@_all_option("Allow that no row is left.")
+@_all_option
 @yes_option
 @storage_option
 @output_option
@@ -219,8 +211,6 @@ def edit(
     they expire; `statestore forget` deletes keys there as well. `statestore transform` makes a
     savepoint with edited rows instead.
 
-    Without --yes the plan is shown.
-
     \b
     Examples:
       statestore edit /data/checkpoint --where "user_id = 'x'" --yes
@@ -249,14 +239,22 @@ def edit(
 
 @click.command()
 @checkpoint_argument()
-@click.option("--where", metavar="SQL", help="Keys: a condition over columns of the grouping key.")
-@click.option("--keys", metavar="FILE", help="Keys, in place of --where: columns key.NAME.")
-@_operator_option
-@_all_option("Allow that no row is left.")
+@click.option(
+    "--where",
+    metavar="SQL",
+    help="Forget the keys for which this holds, over columns of the grouping key.",
+)
+@click.option(
+    "--keys",
+    metavar="FILE",
+    help="Forget the keys in this file, columns key.NAME, in place of --where.",
+)
+@click.option("--operator", type=int, default=0, show_default=True, help="Operator ID.")
+@_all_option
 @click.option(
     "--certificate",
     metavar="FILE",
-    help="Where the certificate goes, as JSON. With --verify: compare it with the keys.",
+    help="Write the certificate here, as JSON. With --verify: compare it with the keys.",
 )
 @click.option("--verify", is_flag=True, help="Search every file for --keys; change nothing.")
 @yes_option
