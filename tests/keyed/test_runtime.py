@@ -8,10 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.stateful_processor import TimerValues
 
 from statestore import keyed
 from statestore.core.errors import InvalidArgumentError
-from statestore.keyed.runtime import Context, RuntimeContext, TimerService
+from statestore.keyed.runtime import Context, RuntimeContext, TimeMode, TimerService
+from statestore.testing.keyed_store import Handle, KeyedStore
 
 HOUR = keyed.StateTtlConfig(timedelta(hours=1))
 
@@ -19,6 +21,24 @@ HOUR = keyed.StateTtlConfig(timedelta(hours=1))
 def reducing(kind: Any = int, ttl: Any = None) -> keyed.ReducingStateDescriptor:
     """A descriptor as `open` makes one: its function is equal to no other."""
     return keyed.ReducingStateDescriptor("sum", lambda left, right: left + right, kind, ttl=ttl)
+
+
+def a_store(time_mode: TimeMode = "None") -> KeyedStore:
+    """State in dicts, with a key in hand."""
+    store = KeyedStore(None, None, time_mode)
+    store.key = (1,)
+    return store
+
+
+def task(store: KeyedStore, time_mode: TimeMode = "None", at_ms: int = -1) -> Handle:
+    """The handle of the task of a batch."""
+    return Handle(store, time_mode, TimerValues(at_ms, -1))
+
+
+def rows(store: KeyedStore, name: str = "list") -> list[Any]:
+    """The rows that the key in hand has of a state."""
+    variable = store.variables[name]
+    return [variable.read(entry) for entry in variable.alive()]
 
 
 def test_one_state_when_its_descriptor_is_made_twice() -> None:
@@ -30,7 +50,7 @@ def test_one_state_when_its_descriptor_is_made_twice() -> None:
 
 def test_instances_of_a_function_have_handles_of_their_own() -> None:
     """Catches a state that is refused to the next key's instance, or combined by the last one's."""
-    runtime = RuntimeContext(Variable(), {}, "None")
+    runtime = RuntimeContext(task(a_store()), {}, "None")
     runtime.get_reducing_state(reducing())
 
     runtime.begin()
@@ -93,33 +113,14 @@ def test_refused_when_a_default_is_of_another_type() -> None:
     assert refused.value.fields["state"] == "sum"
 
 
-class Variable:
-    """A variable of Spark of one list, and the handle that it is had from."""
-
-    def __init__(self) -> None:
-        self.rows: list[Any] = []
-        self.get = lambda: iter([*self.rows])
-        self.put = lambda rows: self.rows.__setitem__(slice(None), rows)
-        self.appendList = lambda rows: self.rows.extend(rows)
-        self.clear = lambda: self.rows.clear()
-
-    def getListState(self, name: str, ddl: str, ttl_ms: int | None) -> Variable:
-        return self
-
-    def getValueState(self, name: str, ddl: str, ttl_ms: int | None) -> Any:
-        return SimpleNamespace(
-            get=lambda: self.rows[-1] if self.rows else None, update=self.rows.append
-        )
-
-
-def list_of(*elements: int) -> tuple[Variable, keyed.ListState[int]]:
+def list_of(*elements: int) -> tuple[KeyedStore, keyed.ListState[int]]:
     """A list state with elements, the last of which are not written yet."""
-    variable = Variable()
-    state = RuntimeContext(variable, {}, "None").get_list_state(
+    store = a_store()
+    state = RuntimeContext(task(store), {}, "None").get_list_state(
         keyed.ListStateDescriptor("list", int)
     )
     state.add_all(elements)
-    return variable, state
+    return store, state
 
 
 def lazily(state: keyed.ListState[int]) -> Iterator[int]:
@@ -129,52 +130,58 @@ def lazily(state: keyed.ListState[int]) -> Iterator[int]:
 
 def test_list_is_what_it_is_replaced_by_when_that_reads_it() -> None:
     """Catches elements that are lost because they were appended in the same batch."""
-    variable, state = list_of(1, 2, 3)
+    store, state = list_of(1, 2, 3)
 
     state.update(each for each in lazily(state) if each > 1)
 
-    assert variable.rows == [(2,), (3,)]
+    assert rows(store) == [(2,), (3,)]
 
 
 def test_list_is_extended_once_when_that_reads_it() -> None:
     """Catches elements that are written twice."""
-    variable, state = list_of(1, 2)
+    store, state = list_of(1, 2)
 
     state.add_all(each + 2 for each in lazily(state))
     state.flush()
 
-    assert variable.rows == [(1,), (2,), (3,), (4,)]
+    assert rows(store) == [(1,), (2,), (3,), (4,)]
 
 
 @pytest.mark.parametrize("method", ["add_all", "update"])
 def test_list_is_as_it_was_when_an_element_is_refused(method: str) -> None:
     """Catches a part of what was refused."""
-    variable, state = list_of(1, 2)
+    store, state = list_of(1, 2)
     refused: Any = [3, "4"]
 
     with pytest.raises(InvalidArgumentError):
         getattr(state, method)(refused)
 
     state.flush()
-    assert variable.rows == [(1,), (2,)]
+    assert rows(store) == [(1,), (2,)]
 
 
 @pytest.mark.parametrize("refused", ["4", None])
 def test_time_to_live_does_not_begin_anew_when_an_addition_is_refused(refused: Any) -> None:
     """Catches state that lives on because somebody tried to add what does not fit."""
-    variable = Variable()
-    variable.rows = [(3,)]
+    store = a_store("ProcessingTime")
     ttl = keyed.StateTtlConfig(timedelta(hours=1), "OnReadAndWrite")
-    state = RuntimeContext(variable, {}, "ProcessingTime").get_reducing_state(reducing(ttl=ttl))
+    for at_ms in (1, 2):
+        handle = task(store, "ProcessingTime", at_ms)
+        state = RuntimeContext(handle, {}, "ProcessingTime").get_reducing_state(reducing(ttl=ttl))
+        if at_ms == 1:
+            state.add(3)
+            state.flush()
 
     with pytest.raises(InvalidArgumentError):
         state.add(refused)
     state.flush()
 
-    assert variable.rows == [(3,)]
+    (entry,) = store.variables["sum"].alive()
+    assert entry.written_ms == 1
     assert state.get() == 3
     state.flush()
-    assert variable.rows == [(3,), (3,)]
+    (entry,) = store.variables["sum"].alive()
+    assert (entry.row, entry.written_ms) == ((3,), 2)
 
 
 @pytest.mark.parametrize(
@@ -190,15 +197,19 @@ def test_null_is_read_when_a_read_writes_it_again(
     kind: Any, row: tuple[Any, ...], element: Any
 ) -> None:
     """Catches a NULL of a bootstrap that ends the query where a read starts the time anew."""
-    variable = Variable()
-    variable.rows = [row]
+    store = a_store("ProcessingTime")
     ttl = keyed.StateTtlConfig(timedelta(hours=1), "OnReadAndWrite")
     descriptor = keyed.ListStateDescriptor("list", kind, ttl=ttl)
-    state = RuntimeContext(variable, {}, "ProcessingTime").get_list_state(descriptor)
+    handle = task(store, "ProcessingTime", 1)
+    state = RuntimeContext(handle, {}, "ProcessingTime").get_list_state(descriptor)
+    variable = store.variables["list"]
+    variable.replace([variable.entry(row)])
+    store.now_ms = 2
 
     assert [*state.get()] == [element]
 
-    assert variable.rows == [row]
+    assert rows(store) == [row]
+    assert [entry.written_ms for entry in variable.alive()] == [2]
     with pytest.raises(InvalidArgumentError):
         state.add(element)
 
@@ -208,8 +219,7 @@ def test_timer_does_not_fire_when_one_before_it_deleted_it() -> None:
 
     The same time of another key fires, and one that was registered again.
     """
-    handle: Any = SimpleNamespace(registerTimer=lambda at: None, deleteTimer=lambda at: None)
-    context = Context(TimerService(handle, "EventTime"))
+    context = Context(TimerService(task(a_store("EventTime"), "EventTime"), "EventTime"))
     timers = context.timer_service()
     context.enter(([1, 2],), None)
     assert timers.fire(1)
