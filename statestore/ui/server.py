@@ -28,8 +28,8 @@ from statestore.report.page import (
     render_facts,
     render_index,
     render_rows,
-    tell_query,
 )
+from statestore.report.words import tell_query
 from statestore.ui.answers import LIMITS
 from statestore.ui.asked import answer
 from statestore.ui.guard import Guard
