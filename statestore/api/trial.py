@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from statestore.api.checkpoint import Checkpoint, Directory, Savepoint
 from statestore.api.reaching import Reach
-from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.checkpoint.layout import is_temporary
+from statestore.core.errors import InvalidArgumentError, NotFoundError, StorageError
+from statestore.io.storage import is_same_directory
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.new_directory import check_beside
+from statestore.operations.in_use import require_directory_not_in_use
+from statestore.operations.new_directory import check_apart, check_beside
 from statestore.operations.result import no_progress
 from statestore.operations.trial.branching import check_triable, first_version_of
 from statestore.operations.trial.record import (
@@ -33,7 +36,11 @@ from statestore.operations.trial.record import (
     read_record,
     write_record,
 )
-from statestore.operations.trial.replacing import put_back, replace_by_branch
+from statestore.operations.trial.replacing import (
+    check_replaceable,
+    put_back,
+    replace_by_branch,
+)
 from statestore.operations.trial.results import Drop, Promote, TrialReport
 from statestore.operations.trial.rule import Judge, Rule, compare_rows, compare_state
 from statestore.spark import trying
@@ -50,7 +57,8 @@ if TYPE_CHECKING:
     Job: TypeAlias = "str | os.PathLike[str] | Callable[[], object]"
 
 BATCHES = 5
-_NEW, _OLD = "new", "old"
+_NEW, _OLD, _TRANSFORMED = "new", "old", "transformed"
+_DIRECTORIES = {CHECKPOINT, AGAINST, _NEW, _OLD, _TRANSFORMED}
 
 
 def upgrade(
@@ -277,14 +285,15 @@ class Trial:
         with self._open() as (io, path):
             record = self._record(io, path)
             is_begun = record.state in (State.PROMOTING, State.PROMOTED)
-            if not is_begun:
+            if is_begun:
+                to = self._reach.beside(record.savepoint)
+            else:
                 self._check_approved(record, accept=accept)
-            before = f"{record.checkpoint.rstrip('/')}-before-{record.version}"
-            to = (
-                self._reach.beside(record.savepoint)
-                if is_begun
-                else self._beside(savepoint or before)
-            )
+                before = f"{record.checkpoint.rstrip('/')}-before-{record.version}"
+                to = self._beside(savepoint or before)
+                check_apart(to.place.uri, self.uri)
+            place = self._reach.beside(record.checkpoint).place
+            branch = self._below(CHECKPOINT).place
             decided = Promote(
                 trial=self.uri,
                 checkpoint=record.checkpoint,
@@ -294,15 +303,12 @@ class Trial:
                 done=False,
             )
             if dry_run:
+                if not is_begun:
+                    check_replaceable(record, place, branch, to.place)
                 return decided
             if record.state is not State.PROMOTED:
                 replace_by_branch(
-                    record,
-                    self._reach.beside(record.checkpoint).place,
-                    self._below(CHECKPOINT).place,
-                    (io, path),
-                    to.place,
-                    progress or no_progress,
+                    record, place, branch, (io, path), to.place, progress or no_progress
                 )
             self._clear(io, path)
         return Promote(**{**decided.fields(), "done": True})
@@ -316,7 +322,8 @@ class Trial:
         After a raise or a kill the same call goes on.
 
         Raises:
-            InUseError: A query or another operation is at a checkpoint whose old is put back.
+            InUseError: A query or another operation is at a checkpoint whose old is put back; or
+                the trial runs, or is being promoted.
         """
         with self._open() as (io, path):
             record = self._record(io, path)
@@ -328,9 +335,13 @@ class Trial:
                 return decided
             if puts_back:
                 self._put_back(io, path, record)
+            self._require_not_in_use(io, path)
             write_record(io, path, record, state=State.DROPPING)
             self._clear(io, path)
-            io.delete_tree(path)
+            io.delete(f"{path}/{RECORD_NAME}")
+            if not (io.list(path) or io.list_directories(path)):
+                with suppress(StorageError):  # behind a link the empty directory stays
+                    io.delete_tree(path)
         return Drop(**{**decided.fields(), "done": True})
 
     def _put_back(self, io: TreeFileIO, path: str, record: Record) -> None:
@@ -384,12 +395,21 @@ class Trial:
             )
         return found
 
+    def _require_not_in_use(self, io: TreeFileIO, path: str) -> None:
+        """Check that no query of the trial runs, and no promote of it is under way.
+
+        Raises:
+            InUseError: One is.
+        """
+        for branch in {CHECKPOINT, AGAINST} & set(io.list_directories(path)):
+            require_directory_not_in_use(io, f"{path}/{branch}", self._reach.place.clock)
+
     def _clear(self, io: TreeFileIO, path: str) -> None:
-        """Delete what the trial made but its record."""
-        for name in io.list_directories(path):
+        """Delete what the trial made but its record, and nothing else that is there."""
+        for name in set(io.list_directories(path)) & _DIRECTORIES:
             io.delete_tree(f"{path}/{name}")
         for info in io.list(path):
-            if info.name != RECORD_NAME:
+            if info.name == HISTORY or is_temporary(info.name):
                 io.delete(f"{path}/{info.name}")
 
     def _begin(
@@ -404,7 +424,7 @@ class Trial:
         with self._open() as (io, path), ck._reach.checkpoint() as old:
             check_triable(old)
             found = read_record(io, path)
-            if found is not None and found.checkpoint != old.uri:
+            if found is not None and not is_same_directory(found.checkpoint, old.uri):
                 raise InvalidArgumentError(
                     "the trial is one of another checkpoint",
                     kind="checkpoint-exists",
@@ -421,13 +441,14 @@ class Trial:
             first = first_version_of(old, batches)
             record = Record(ck.uri, old.query_id or "", asked)
             io.make_directory(path)
+            self._require_not_in_use(io, path)
             write_record(io, path, record)
             self._clear(io, path)
             for side in sides.values():
                 to = self._below(side.branch)
                 if rows and side.branch == CHECKPOINT:
                     made = ck.transform(
-                        Savepoint._at(self._below("transformed")),
+                        Savepoint._at(self._below(_TRANSFORMED)),
                         rows,
                         version=first,
                         change_schema=True,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from statestore.core.errors import InvalidArgumentError
+from statestore.core.errors import InvalidArgumentError, StateStoreError
 from statestore.io.fetch_cache import FetchCache
 from statestore.io.hadoop import HadoopFileIO, resolve_hadoop_uri, split_hadoop_uri
 from statestore.io.hadoop_process import hadoop_files
@@ -83,6 +84,17 @@ def is_within(uri: str, directory: str) -> bool:
     """
     (storage, path), (other, above) = _place(uri), _place(directory)
     return storage == other and PurePosixPath(path).is_relative_to(above)
+
+
+def is_same_directory(uri: str, other: str) -> bool:
+    """Return whether two URIs name one directory, behind links and spellings.
+
+    Where it cannot be told, as `is_within`, whether they are spelled alike.
+    """
+    one, two = absolute_uri(uri), absolute_uri(other)
+    with suppress(StateStoreError):
+        return is_within(one, two) and is_within(two, one)
+    return one == two
 
 
 def _place(uri: str) -> tuple[str, str]:

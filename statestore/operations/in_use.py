@@ -190,8 +190,13 @@ def require_not_in_use(checkpoint: OpenCheckpoint) -> None:
     Raises:
         As `exclusive_use`; what begins afterwards is not kept away.
     """
-    leases = Leases(checkpoint.io, checkpoint.state_directory)
-    await_end(leases, leases.list(), 0, checkpoint.path, checkpoint.clock)
+    require_directory_not_in_use(checkpoint.io, checkpoint.path, checkpoint.clock)
+
+
+def require_directory_not_in_use(io: FileIO, path: str, clock: Clock) -> None:
+    """Do what `require_not_in_use` does for a checkpoint directory that may be unfinished."""
+    leases = Leases(io, f"{path}/state")
+    await_end(leases, leases.list(), 0, path, clock)
 
 
 @dataclass(frozen=True, slots=True)

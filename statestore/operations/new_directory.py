@@ -398,7 +398,7 @@ def check_new(io: TreeFileIO, path: str, uri: str, operation: str, source: str) 
     _, fields = try_read_metadata(io, path)
     if fields is not None and _UNFINISHED in fields:
         if fields[_UNFINISHED] == operation:
-            _check_apart(uri, source)
+            check_apart(uri, source)
             return True
         raise InvalidArgumentError(
             "another operation began the directory and did not finish it",
@@ -411,7 +411,7 @@ def check_new(io: TreeFileIO, path: str, uri: str, operation: str, source: str) 
         )
     for info in _files(io, path):
         raise _not_new(uri, info.name)
-    _check_apart(uri, source)
+    check_apart(uri, source)
     _check_outside(io, path, uri)
     if isinstance(io, LocalFileIO):
         _check_place(path, uri)
@@ -439,11 +439,16 @@ def check_beside(io: TreeFileIO, path: str, uri: str, source: str) -> None:
         InvalidArgumentError: It is one, or not apart from one.
         StorageError: The storage failed.
     """
-    _check_apart(uri, source)
+    check_apart(uri, source)
     _check_outside(io, f"{path}/any", uri)
 
 
-def _check_apart(uri: str, source: str) -> None:
+def check_apart(uri: str, source: str) -> None:
+    """Check that a directory and another one are not within each other.
+
+    Raises:
+        InvalidArgumentError: They are.
+    """
     new, of = absolute_uri(uri), absolute_uri(source)
     if is_within(new, of) or is_within(of, new):
         raise not_apart(uri, source)

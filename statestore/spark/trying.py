@@ -11,7 +11,7 @@ import json
 import runpy
 import sys
 import urllib.parse
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +22,7 @@ from statestore.core.errors import InvalidArgumentError, NotFoundError, StateSto
 from statestore.core.options import StateStoreOptions
 from statestore.io.hadoop_process import use
 from statestore.io.place import Place
-from statestore.io.storage import absolute_uri, hadoop_uri, is_within
+from statestore.io.storage import absolute_uri, hadoop_uri, is_same_directory
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.trial.branching import hand
 from statestore.spark.connect import require_driver
@@ -114,7 +114,7 @@ def run_job(repeat: Repeat, job: Callable[[], object]) -> None:
         nonlocal is_done
         spark = writer._spark  # noqa: SLF001
         location = asked.location(spark)
-        if location is None or not _is_same(location, repeat.checkpoint):
+        if location is None or not is_same_directory(location, repeat.checkpoint):
             passed.append(location or "none")
             return
         _repeat_all(repeat, writer._df, asked, start)  # noqa: SLF001
@@ -151,14 +151,6 @@ def _failed(reason: str, repeat: Repeat) -> InvalidArgumentError:
         reason=reason,
         to_fix="mend the job and try it again; the checkpoint is as it was",
     )
-
-
-def _is_same(location: str, checkpoint: str) -> bool:
-    """Return whether two names are of one directory, behind links and spellings."""
-    mine, other = absolute_uri(location), absolute_uri(checkpoint)
-    with suppress(StateStoreError):
-        return is_within(mine, other) and is_within(other, mine)
-    return mine == other
 
 
 def _repeat_all(

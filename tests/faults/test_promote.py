@@ -26,6 +26,7 @@ from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.in_use import exclusive_use
 from statestore.operations.new_directory import unfinished_operation
+from statestore.operations.trial import replacing
 from statestore.operations.trial.record import (
     HISTORY,
     Compared,
@@ -298,3 +299,152 @@ def test_trial_that_is_killed_while_it_begins_or_goes_is_begun_or_gone(made, tmp
             world.check_whole()
             if not was_killed:
                 break
+
+
+def test_savepoint_of_the_old_may_not_go_with_the_trial(made, tmp_path):
+    """Catches the only copy of the old, made where a promote tidies up, and gone with that."""
+    original, old, _ = made
+    world = World(original, tmp_path / "world")
+
+    for place in ("trial", "trial/before", "trial/new", "trial/checkpoint/before", "."):
+        for dry_run in (True, False):
+            with pytest.raises(InvalidArgumentError, match="not apart"):
+                world.trial.promote(world.root / place, dry_run=dry_run)
+
+    assert world.stands == old
+    assert world.trial.result.state == "compared"
+
+
+def test_what_a_user_put_into_the_trial_stays(made, tmp_path):
+    """Catches a page, or a savepoint, of the user's that goes with the trial."""
+    original, old, _ = made
+    world = World(original, tmp_path / "world")
+    Checkpoint(world.root / "checkpoint").savepoint(world.root / "trial" / "mine")
+    world.trial.report(world.root / "trial" / "trial.html")
+
+    world.trial.promote(world.root / "before")
+    world.trial.drop()
+
+    left = sorted(path.name for path in (world.root / "trial").iterdir())
+    assert left == ["mine", "trial.html"]
+    assert read_checkpoint(str(world.root / "trial" / "mine")) == old
+    with pytest.raises(NotFoundError, match="no trial"):
+        world.trial.drop()
+
+
+def test_trial_behind_a_link_is_dropped(made, tmp_path):
+    """Catches a drop that fails for ever at a link."""
+    original, _, _ = made
+    world = World(original, tmp_path / "world")
+    (world.root / "link").symlink_to(world.root / "trial")
+
+    Trial(world.root / "link").drop()
+
+    assert list((world.root / "trial").iterdir()) == []
+
+
+def _end(world, trial, *, is_drop):
+    """Drop a trial, or begin it anew."""
+    if is_drop:
+        trial.drop()
+    else:
+        upgrade(world.root / "checkpoint", world.root / "job.py", trial=trial.uri)
+
+
+def test_trial_that_is_promoted_is_not_dropped_or_begun_anew_meanwhile(made, tmp_path, monkeypatch):
+    """Catches a branch that goes, or is made anew, between its check and the checkpoint's end."""
+    original, old, new = made
+    (original / "job.py").write_text("")
+    take = replacing.take_savepoint
+    for is_drop in (True, False):
+        world = World(original, tmp_path / "world")
+        trial = Trial(world.root / "trial")
+        refused = []
+
+        def taken(*args, is_drop=is_drop, world=world, trial=trial, refused=refused, **named):
+            if not named.get("dry_run"):
+                with pytest.raises(InUseError) as error:
+                    _end(world, trial, is_drop=is_drop)
+                refused.append(error.value.fields["operation"])
+            return take(*args, **named)
+
+        monkeypatch.setattr(replacing, "take_savepoint", taken)
+        world.trial.promote(world.root / "before")
+
+        assert refused == ["promote"]
+        assert world.stands == new
+        assert read_checkpoint(str(world.root / "before")) == old
+
+
+def test_branch_that_changed_since_it_was_looked_at_is_not_promoted(made, tmp_path, monkeypatch):
+    """Catches state of another version that takes the checkpoint's place."""
+    original, old, _ = made
+    world = World(original, tmp_path / "world")
+    take = replacing.take_savepoint
+
+    def taken(*args, **named):
+        if not named.get("dry_run"):  # by a process that did not see the lease
+            world.end_process()
+            Checkpoint(world.root / "trial" / "checkpoint").edit(delete="k = 7")
+        return take(*args, **named)
+
+    monkeypatch.setattr(replacing, "take_savepoint", taken)
+    with pytest.raises(InvalidArgumentError, match="gone on since"):
+        world.trial.promote(world.root / "before")
+
+    assert world.stands == old
+    assert world.trial.result.state == "compared"
+
+
+def test_wrong_place_for_the_savepoint_is_told_by_the_plan_and_may_be_mended(made, tmp_path):
+    """Catches a place that was mistyped once, and that every later promote insists on."""
+    original, old, new = made
+    world = World(original, tmp_path / "world")
+    (world.root / "full").mkdir()
+    (world.root / "full" / "file").write_text("")
+
+    for dry_run in (True, False):
+        with pytest.raises(InvalidArgumentError, match="checkpoint-exists"):
+            world.trial.promote(world.root / "full", dry_run=dry_run)
+    assert world.stands == old
+    world.trial.promote(world.root / "before")
+
+    assert world.stands == new
+    assert read_checkpoint(str(world.root / "before")) == old
+
+
+def test_old_of_a_second_promote_is_kept_too(made, tmp_path):
+    """Catches a savepoint of other rows, of the same version, that is taken for that of the old."""
+    original, old, new = made
+    world = World(original, tmp_path / "world")
+    shutil.copytree(world.root / "trial", world.root / "second")
+    world.trial.promote()
+    second = Trial(world.root / "second")
+
+    for dry_run in (True, False):
+        with pytest.raises(InvalidArgumentError, match="another savepoint"):
+            second.promote(dry_run=dry_run)
+    second.promote(world.root / "other")
+
+    assert read_checkpoint(f"{world.root / 'checkpoint'}-before-3") == old
+    assert read_checkpoint(str(world.root / "other")) == new
+
+
+def test_promote_of_another_trial_is_not_taken_for_ones_own(made, tmp_path):
+    """Catches a trial that says it was promoted, where another one was after it was killed."""
+    original, _, new = made
+    for step in count():
+        world = World(original, tmp_path / "world")
+        shutil.copytree(world.root / "trial", world.root / "second")
+        assert is_killed(_promote_and_die, world, step)
+        world.end_process()
+        if (world.root / "trial" / HISTORY).exists():
+            break
+    Trial(world.root / "second").promote(world.root / "other")
+    assert world.stands == new
+    Checkpoint(world.root / "checkpoint").edit(delete="k = 7")
+
+    with pytest.raises(InvalidArgumentError, match="gone on since"):
+        world.trial.promote(world.root / "before")
+
+    assert world.trial.result.state == "promoting"

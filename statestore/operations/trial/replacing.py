@@ -3,8 +3,8 @@
 A checkpoint is replaced in place, since the job names it. `metadata` says what is under way from
 the first change to the last: no query starts between, nor does any other operation.
 
-1. the record says PROMOTING, and where the savepoint is to be
-2. a savepoint of the old
+1. a savepoint of the old
+2. the record says PROMOTING, and where the savepoint is
 3. `metadata` of the checkpoint, under its lease: before that it is the old, untouched
 4. everything in it is deleted, and a copy of the branch made, its state files shared where they can
 5. `metadata` again, with the ID of the old query: it is the new
@@ -42,8 +42,10 @@ from statestore.operations.trial.branching import require_same_input
 from statestore.operations.trial.record import HISTORY, State, write_record
 
 if TYPE_CHECKING:
+    from statestore.codec.references import StoreName
     from statestore.io.file_io import TreeFileIO
     from statestore.io.place import Place
+    from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.copying import MadeFiles
     from statestore.operations.result import Progress
     from statestore.operations.trial.record import Record
@@ -92,25 +94,36 @@ def replace_by_branch(
         stack.enter_context(exclusive_use(source, PROMOTE))
         if unfinished_operation(there, path) == PROMOTE:
             stack.enter_context(exclusive_directory(there, path, PROMOTE, clock=place.clock))
-        elif _is_replaced(_read(io, history), _read(there, history_path(path))):
+        elif _is_replaced(branch, _read(io, history), _read(there, history_path(path))):
             return write_record(io, directory, record, state=State.PROMOTED)
         else:
-            with open_checkpoint(place) as old:
-                require_same_input(old, source)
-                require_not_in_use(old)
+            check_replaceable(record, place, branch, savepoint)
+            _keep(place, savepoint, record, progress=progress)
+            old = stack.enter_context(open_checkpoint(place))
+            use = stack.enter_context(exclusive_use(old, PROMOTE))
+            with open_checkpoint(branch) as now:  # somebody may have begun the trial anew
+                require_same_input(old, now)
             record = write_record(
                 io, directory, record, state=State.PROMOTING, savepoint=savepoint.uri
             )
-            _keep(place, savepoint, record, progress)
-            old = stack.enter_context(open_checkpoint(place))
-            use = stack.enter_context(exclusive_use(old, PROMOTE))
-            require_same_input(old, source)
             before = _read(there, history_path(path)) or b""
             write_bytes(io, history, before, overwrite=True)
             use.require_held()
             mark_unfinished(there, path, PROMOTE)
         _fill(record, place, branch, read_bytes(io, history), PROMOTE, progress)
     return write_record(io, directory, record, state=State.PROMOTED)
+
+
+def check_replaceable(record: Record, place: Place, branch: Place, savepoint: Place) -> None:
+    """Check that a branch may take the place of its checkpoint; nothing is written.
+
+    Raises:
+        As `replace_by_branch`.
+    """
+    with open_checkpoint(branch) as source, open_checkpoint(place) as old:
+        require_same_input(old, source)
+        require_not_in_use(old)
+    _keep(place, savepoint, record, dry_run=True)
 
 
 def put_back(
@@ -131,10 +144,22 @@ def put_back(
     return True
 
 
-def _keep(place: Place, savepoint: Place, record: Record, progress: Progress) -> None:
+def _keep(
+    place: Place,
+    savepoint: Place,
+    record: Record,
+    *,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> None:
     """Take the savepoint of the old, unless a call that was killed has."""
-    with suppress(NotFoundError), open_savepoint(savepoint) as (info, _):
-        if (info.query_id, info.version) == (record.query_id, record.version):
+    with (
+        suppress(NotFoundError),
+        open_savepoint(savepoint) as (info, kept),
+        open_checkpoint(place) as old,
+    ):
+        is_of_query = (info.query_id, info.version) == (record.query_id, record.version)
+        if is_of_query and _lineages(kept, info.version) == _lineages(old, info.version):
             return
         raise InvalidArgumentError(
             "another savepoint is where that of the old is to go",
@@ -148,8 +173,14 @@ def _keep(place: Place, savepoint: Place, record: Record, progress: Progress) ->
         lambda _: None,
         version=record.version,
         form="native",
+        dry_run=dry_run,
         progress=progress,
     )
+
+
+def _lineages(checkpoint: OpenCheckpoint, version: int) -> dict[StoreName, str]:
+    heads = checkpoint.heads(version)
+    return {store: file.trailer.lineage for store, file in heads.items()}
 
 
 def _fill(
@@ -177,16 +208,20 @@ def _fill(
         replace(copy, files={history_path("")[1:]: history}).run(progress)
 
 
-def _is_replaced(before: bytes | None, now: bytes | None) -> bool:
+def _is_replaced(branch: Place, before: bytes | None, now: bytes | None) -> bool:
     """Return whether a promote was done, of whose end its caller did not know.
 
     Args:
+        branch: What it was of.
         before: History of the checkpoint when it was begun; None where it was not.
         now: History of the checkpoint.
     """
     if before is None or now is None or not now.startswith(before):
         return False
-    return any(entry.operation == PROMOTE for entry in entries_of(now[len(before) :])[:1])
+    return any(
+        entry.operation == PROMOTE and entry.options.get("of") == branch.uri
+        for entry in entries_of(now[len(before) :])[:1]
+    )
 
 
 def _read(io: TreeFileIO, path: str) -> bytes | None:
