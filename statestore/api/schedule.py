@@ -86,12 +86,14 @@ class Every:
         )
 
     def due_in_ms(self, checkpoint: Checkpoint) -> int:
-        """Return milliseconds until a savepoint is due, 0 where there is none yet."""
-        taken = checkpoint.savepoints(self._destination)
-        newest_ms = max((one.info.created_ms for one in taken), default=None)
-        if newest_ms is None:
-            return 0
-        return max(0, newest_ms + self.interval_ms - self._clock.now_ms())
+        """Return milliseconds until a savepoint is due, 0 where there is none yet.
+
+        One whose time is still to come, by a clock that was wrong, is none.
+        """
+        now_ms = self._clock.now_ms()
+        taken = [one.info.created_ms for one in checkpoint.savepoints(self._destination)]
+        newest_ms = max((each for each in taken if each <= now_ms), default=None)
+        return 0 if newest_ms is None else max(0, newest_ms + self.interval_ms - now_ms)
 
     @contextmanager
     def beside(self, query: StreamingQuery) -> Iterator[None]:

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from statestore import Checkpoint, Savepoint
+from statestore import Checkpoint, Every, Savepoint
 from statestore.core.clock import ManualClock
 from statestore.core.errors import (
     CorruptionError,
@@ -244,6 +244,54 @@ def test_new_savepoint_stays_beside_one_of_a_clock_that_is_ahead(tmp_path):
     assert query.at(result.taken, Savepoint).info.version == 5
 
 
+def test_savepoint_of_a_clock_that_was_wrong_is_the_first_to_go(tmp_path):
+    """Catches one that stays for ever, beside which the same version is taken again and again."""
+    query = at_rest(tmp_path)
+    clock = ManualClock(query.clock.now_ms() + 10_000 * HOUR_MS)
+    ahead = at("/query", options=OPTIONS, io=query.io, clock=clock).retain_savepoint(
+        at("/kept", options=OPTIONS, io=query.io, clock=clock), keep=1
+    )
+    assert query.there() == {ahead.taken}
+    taken = []
+    for _ in range(2):
+        query.clock.advance(HOUR_MS)
+        query.commit()
+        taken.append(query.retain(keep=2).taken)
+        assert query.status()["newest"] == taken[-1]
+        query.clock.advance(HOUR_MS)
+        assert query.retain(keep=2).taken is None
+
+    assert query.there() == {*taken}
+
+
+def test_savepoint_is_due_whatever_a_clock_said_that_was_wrong(tmp_path):
+    """Catches a schedule that waits for a year that was wrong, and says nothing."""
+    query = make_query(tmp_path / "query")
+    kept = str(tmp_path / "kept")
+    now, ahead = ManualClock(START_MS), ManualClock(START_MS + 10_000 * HOUR_MS)
+    at(query.path, clock=ahead).retain_savepoint(at(kept, clock=ahead))
+    every = Every(60, kept, clock=now)
+
+    assert every.due_in_ms(Checkpoint(query.path)) == 0
+    at(query.path, clock=now).retain_savepoint(at(kept, clock=now))
+    query.run_batch({"a": "b"})
+    at(query.path, clock=now).retain_savepoint(at(kept, clock=now))
+    assert every.due_in_ms(Checkpoint(query.path)) == 60_000
+
+
+def test_status_of_somebody_else_stays(tmp_path):
+    """Catches a file of the user's that the status replaces."""
+    query = make_query(tmp_path / "query")
+    (tmp_path / "kept").mkdir()
+    for text in ("", "[]", '{"status": "ready"}', "\x00"):
+        (tmp_path / "kept" / "status.json").write_text(text)
+        for dry_run in (True, False):
+            with pytest.raises(InvalidArgumentError, match="somebody else's file"):
+                Checkpoint(query.path).retain_savepoint(tmp_path / "kept", dry_run=dry_run)
+        assert [one.name for one in (tmp_path / "kept").iterdir()] == ["status.json"]
+        assert (tmp_path / "kept" / "status.json").read_text() == text
+
+
 def test_two_savepoints_of_one_second_have_names_of_their_own(tmp_path):
     """Catches a savepoint that is refused for the name of the one before."""
     query = Query(tmp_path)
@@ -281,7 +329,16 @@ def test_nothing_is_deleted_when_the_newest_is_damaged(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("keep", 0), ("max_age", 0), ("max_age", 0.5), ("max_age", math.nan), ("max_age", "7d")],
+    [
+        ("keep", 0),
+        ("keep", 1.5),
+        ("keep", "3"),
+        ("keep", None),
+        ("max_age", 0),
+        ("max_age", 0.5),
+        ("max_age", math.nan),
+        ("max_age", "7d"),
+    ],
 )
 def test_refused_what_would_delete_the_newest(tmp_path, name, value):
     """Catches a number by which no savepoint stays."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar
 
-from statestore.checkpoint.query_log import write_text
+from statestore.checkpoint.query_log import read_text, write_text
 from statestore.core.errors import (
     CorruptionError,
     IncompatibleError,
@@ -20,6 +20,7 @@ from statestore.core.errors import (
     NotFoundError,
     StateStoreError,
 )
+from statestore.core.json_fields import MalformedError, parse_fields
 from statestore.core.text import format_bytes, format_fields
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.new_directory import (
@@ -61,9 +62,11 @@ class Retention:
     max_age_ms: int | None = None
 
     def __post_init__(self) -> None:
-        if self.keep < 1:
+        if not isinstance(self.keep, int) or self.keep < 1:
             raise InvalidArgumentError(
-                "the newest savepoint is never deleted", keep=self.keep, to_fix="give at least 1"
+                "the newest savepoint is never deleted",
+                keep=self.keep,
+                to_fix="give a whole number from 1",
             )
 
 
@@ -185,7 +188,22 @@ class _Attempt:
         with open_checkpoint(self._place) as checkpoint:
             io, path = self._open(checkpoint, self._uri)
             check_beside(io, path, self._uri, self._place.uri)
+            self._check_status(io, path)
             self._there(checkpoint)
+
+    def _check_status(self, io: TreeFileIO, path: str) -> None:
+        """Check that the status replaces no file of somebody else's."""
+        try:
+            parse_fields(read_text(io, f"{path}/{STATUS_NAME}")).integer("attempted_ms")
+        except NotFoundError:
+            return
+        except MalformedError as error:
+            raise InvalidArgumentError(
+                "somebody else's file is where the status of the savepoints is to be",
+                directory=self._uri,
+                file=STATUS_NAME,
+                to_fix="name a directory of this query's own",
+            ) from error
 
     def plan(self) -> RetainedSavepoints:
         """Return what it would do."""
@@ -290,6 +308,8 @@ class _Attempt:
     def _there(self, checkpoint: OpenCheckpoint) -> list[Retained]:
         """Return the savepoints in the directory that are whole, oldest first.
 
+        One whose time is still to come, by a clock that was wrong, is older than all others.
+
         Raises:
             InvalidArgumentError: One is of another query.
         """
@@ -311,7 +331,10 @@ class _Attempt:
                     to_fix="name a directory of this query's own",
                 )
             found.append(Retained(uri, info))
-        return sorted(found, key=lambda one: (one.info.created_ms, one.uri))
+        now_ms = self._directory.clock.now_ms()
+        return sorted(
+            found, key=lambda one: (one.info.created_ms <= now_ms, one.info.created_ms, one.uri)
+        )
 
     def _is_new(self, checkpoint: OpenCheckpoint, there: list[Retained]) -> bool:
         """Whether a batch was committed since the newest savepoint was taken."""
