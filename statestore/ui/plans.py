@@ -9,7 +9,7 @@ import secrets
 import shlex
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from statestore.core.errors import InvalidArgumentError
@@ -38,12 +38,14 @@ class _Plan:
         operation: Its name.
         arguments: Words of the command behind the checkpoint.
         run: Does it, or with True returns what it would do.
+        planned: What it said that it would do to the checkpoint; empty where that stays as it is.
     """
 
     checkpoint: Checkpoint
     operation: Operation
     arguments: tuple[str, ...]
     run: Callable[[bool], Result]
+    planned: str = ""
 
     def command(self, storage_options: Sequence[str]) -> str:
         """Return the command; options of the storage by name alone, for they may be secret."""
@@ -86,8 +88,9 @@ class Plans:
         confirmation = None
         if self._allows_changes and result.changes:
             confirmation = secrets.token_urlsafe(16)
+            planned = "" if result.makes_new else str(result)
             with self._lock:
-                self._kept[confirmation] = made
+                self._kept[confirmation] = replace(made, planned=planned)
                 while len(self._kept) > _MOST_PLANS:
                     self._kept.popitem(last=False)
         return {
@@ -102,7 +105,8 @@ class Plans:
         """Do what was planned.
 
         Raises:
-            InvalidArgumentError: Nothing was planned by that word, or it was done before.
+            InvalidArgumentError: Nothing was planned by that word, or it was done before; or it
+                would do something else to the checkpoint by now.
             BusyError: Another operation of these pages is under way.
             StateStoreError: As the operation.
         """
@@ -115,6 +119,12 @@ class Plans:
         if not self._doing.acquire(blocking=False):
             raise BusyError("Another operation of these pages is under way: wait for its end.")
         try:
+            if made.planned and str(made.run(True)) != made.planned:
+                raise InvalidArgumentError(
+                    "the checkpoint has changed since this was planned",
+                    checkpoint=checkpoint.uri,
+                    to_fix="show the plan again",
+                )
             return {"done": str(made.run(False))}
         finally:
             self._doing.release()

@@ -430,6 +430,22 @@ def test_what_was_planned_is_done_once(changing, made, tmp_path):
         assert do(nothing)[0] == 400
 
 
+def test_what_has_changed_since_it_was_planned_is_planned_again(changing, made, tmp_path):
+    """Catches a button that does to a checkpoint what its page did not say."""
+    _, rescale = changing.ask("plan", operation="rescale", num_partitions="8")
+    _, savepoint = changing.ask("plan", operation="savepoint", destination=str(tmp_path / "saved"))
+    Checkpoint(made.path).rescale(2)
+
+    status, found = changing.ask("do", confirmation=rescale["confirmation"])
+
+    assert (status, "has changed since" in found["problem"]) == (400, True)
+    assert Checkpoint(made.path).info.num_partitions == 2
+    assert changing.ask("do", confirmation=savepoint["confirmation"])[0] == 200  # of what there is
+    _, again = changing.ask("plan", operation="rescale", num_partitions="8")
+    assert changing.ask("do", confirmation=again["confirmation"])[0] == 200
+    assert Checkpoint(made.path).info.num_partitions == 8
+
+
 def test_a_running_query_is_left_alone(changing, made):
     """Catches a change under a query that runs."""
     lease = lease_of(made)
