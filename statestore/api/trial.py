@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from statestore.api.checkpoint import Checkpoint, Directory, Savepoint
 from statestore.api.reaching import Reach
@@ -129,7 +130,7 @@ def upgrade(
         else Reach(checkpoint, storage_options, None)
     )
     ck = Checkpoint._at(reach)
-    it = Trial._at(ck._beside(f"{ck.uri.rstrip('/')}-trial" if trial is None else trial))
+    it = Trial._at(ck._beside(_named(ck.uri, "-trial") if trial is None else trial))
     sides = {_NEW: _Side(CHECKPOINT, job, tuple(arguments))}
     if against is not None:
         sides[_OLD] = _Side(AGAINST, against, tuple(arguments))
@@ -175,6 +176,21 @@ class _Side:
                 to_fix="name a script of Python",
             ) from error
         return [str(path.resolve()), digest, *self.arguments]
+
+
+def _named(checkpoint: str, end: str) -> str:
+    """Return the URI of a directory beside a checkpoint.
+
+    Raises:
+        InvalidArgumentError: It is a whole bucket, and another name is somebody else's.
+    """
+    if not urlsplit(checkpoint).path.strip("/"):
+        raise InvalidArgumentError(
+            "there is no place beside the checkpoint, which is all of its storage",
+            checkpoint=checkpoint,
+            to_fix="name a directory for the trial, and one for the savepoint of the old",
+        )
+    return f"{checkpoint.rstrip('/')}{end}"
 
 
 def _name(job: Job) -> str:
@@ -289,8 +305,9 @@ class Trial:
                 to = self._reach.beside(record.savepoint)
             else:
                 self._check_approved(record, accept=accept)
-                before = f"{record.checkpoint.rstrip('/')}-before-{record.version}"
-                to = self._beside(savepoint or before)
+                to = self._beside(
+                    savepoint or _named(record.checkpoint, f"-before-{record.version}")
+                )
                 check_apart(to.place.uri, self.uri)
             place = self._reach.beside(record.checkpoint).place
             branch = self._below(CHECKPOINT).place

@@ -448,3 +448,16 @@ def test_promote_of_another_trial_is_not_taken_for_ones_own(made, tmp_path):
         world.trial.promote(world.root / "before")
 
     assert world.trial.result.state == "promoting"
+
+
+@pytest.mark.parametrize("checkpoint", ["s3://bucket", "s3a://bucket/"])
+def test_nothing_is_put_into_a_bucket_of_a_like_name(made, checkpoint):
+    """Catches state that goes to somebody else's bucket, for a name that was made up."""
+    original, _, _ = made
+    with pytest.raises(InvalidArgumentError, match="no place beside"):
+        upgrade(checkpoint, original / "job.py")
+
+    io, directory = LocalFileIO(), str(original / "trial")
+    write_record(io, directory, read_record(io, directory), checkpoint=checkpoint)
+    with pytest.raises(InvalidArgumentError, match="no place beside"):
+        Trial(directory).promote()
