@@ -180,7 +180,7 @@ def test_promote_that_is_killed_is_old_or_new_and_goes_on_or_back(made, tmp_path
 
 def test_old_that_is_put_back_when_killed_is_put_back_or_promoted(made, tmp_path):
     """Catches a way back that ends half way, and cannot be gone on either side."""
-    original, old, _ = made
+    original, old, new = made
     half = World(original, tmp_path / "half")
     for step in count():
         half = World(original, tmp_path / "half")
@@ -196,8 +196,12 @@ def test_old_that_is_put_back_when_killed_is_put_back_or_promoted(made, tmp_path
         was_killed = is_killed(_put_back_and_die, world, step)
         world.end_process()
         assert world.stands in ("refused", old)
-        Trial(world.root / "trial").drop()
-        assert world.stands == old
+        if step % 2 and world.stands == "refused":
+            Trial(world.root / "trial").promote()
+            assert world.stands == new
+        else:
+            Trial(world.root / "trial").drop()
+            assert world.stands == old
         world.check_whole()
         if not was_killed:
             break
@@ -461,3 +465,21 @@ def test_nothing_is_put_into_a_bucket_of_a_like_name(made, checkpoint):
     write_record(io, directory, read_record(io, directory), checkpoint=checkpoint)
     with pytest.raises(InvalidArgumentError, match="no place beside"):
         Trial(directory).promote()
+
+
+def test_way_back_is_not_begun_without_the_old(made, tmp_path):
+    """Catches a drop after which neither the old nor the new can be had."""
+    original, _, new = made
+    for step in count():
+        world = World(original, tmp_path / "world")
+        assert is_killed(_promote_and_die, world, step)
+        world.end_process()
+        if world.stands == "refused":
+            break
+    shutil.rmtree(world.root / "before")
+
+    with pytest.raises(NotFoundError):
+        Trial(world.root / "trial").drop()
+    Trial(world.root / "trial").promote()
+
+    assert world.stands == new

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 PROMOTE = "promote"
 _PUT_BACK = "restore"
+_BETWEEN = (PROMOTE, _PUT_BACK)
+"""What is begun in a checkpoint that is neither the old nor the new."""
 
 
 def replace_by_branch(
@@ -92,8 +94,9 @@ def replace_by_branch(
         there, path = place.open(stack.enter_context(TemporaryDirectory()))
         source = stack.enter_context(open_checkpoint(branch))
         stack.enter_context(exclusive_use(source, PROMOTE))
-        if unfinished_operation(there, path) == PROMOTE:
+        if record.state is State.PROMOTING and unfinished_operation(there, path) in _BETWEEN:
             stack.enter_context(exclusive_directory(there, path, PROMOTE, clock=place.clock))
+            mark_unfinished(there, path, PROMOTE)
         elif _is_replaced(branch, _read(io, history), _read(there, history_path(path))):
             return write_record(io, directory, record, state=State.PROMOTED)
         else:
@@ -136,8 +139,9 @@ def put_back(
     with ExitStack() as stack:
         there, path = place.open(stack.enter_context(TemporaryDirectory()))
         begun = unfinished_operation(there, path)
-        if begun not in (PROMOTE, _PUT_BACK):
+        if begun not in _BETWEEN:
             return False
+        find_version(stack.enter_context(open_checkpoint(savepoint)))
         stack.enter_context(exclusive_directory(there, path, _PUT_BACK, clock=place.clock))
         mark_unfinished(there, path, _PUT_BACK)
         _fill(record, place, savepoint, history, _PUT_BACK, progress)
