@@ -22,6 +22,7 @@ from tests.spark.helper_jar import compile_test_jar
 
 from .filler import Filler
 from .life import Life
+from .operations import OPERATIONS
 from .plan import make_plan
 from .planted_bugs import BUGS
 from .report import HEAD, line_of, table
@@ -41,6 +42,10 @@ class Attack(Lives):
     @staticmethod
     def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--operator", help="the query of all lives, else all in turn")
+        parser.add_argument(
+            "--operation", action="append", default=[], choices=list(OPERATIONS),
+            help="of all lives, else all; may be repeated",
+        )  # fmt: skip
         parser.add_argument("--steps", type=int, help="operations of a life, else a few")
         parser.add_argument(
             "--bug", action="append", default=[], choices=list(BUGS),
@@ -61,7 +66,11 @@ class Attack(Lives):
 
     def live(self, number: int, is_over: Callable[[], bool]) -> Line:
         arguments = self.arguments
-        wanted: dict[str, Any] = {"operator": arguments.operator, "num_steps": arguments.steps}
+        wanted: dict[str, Any] = {
+            "operator": arguments.operator,
+            "num_steps": arguments.steps,
+            "operations": tuple(arguments.operation),
+        }
         plan = make_plan(
             arguments.seed, number, **{name: value for name, value in wanted.items() if value}
         )

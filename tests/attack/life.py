@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from statestore import Checkpoint, StateStoreError
+from statestore.io.local import LocalFileIO
+from statestore.operations.new_directory import unfinished_operation
 from tests.lives import ProblemError
 
 from .all_operators import make_operator
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 MAX_OTHERS = 4
 LEASE_LOST = "the operation's lease on the checkpoint has expired"
 """Said on a machine so busy that a process of ours stood still for seconds."""
-UNDISTURBED = ("read", "diff", "to format 4", "repair")
+UNDISTURBED = ("read", "diff", "repair")
 """Operations that change nothing here, and one before which the state cannot be read."""
 DISTURBANCES = {
     "": 10, "killed": 5, "full disk": 2, "beside another": 2, "beside the query": 2,
@@ -287,10 +289,15 @@ class Life:
         version = step.source.version
         if step.must_be_refused:
             after = before
-        if step.target is None:
+        if step.look is not None:
+            step.look()
+        if step.target is None and not self._is_unfinished(step):
             found = self._one_of([before, after], step.source)
             step.source.note(found, batch=self.world.newest_version(step.source) - 1)
             self._read_partitions(step.source)
+        if step.instead is not None and self.rng.random() < 0.4:
+            self._settle(step.instead, self._run(step.instead), disturbance)
+            return
         outcome = self._run(step)
         if LEASE_LOST in outcome.text:
             self._repeated(step, disturbance)
@@ -322,6 +329,18 @@ class Life:
             self._require_no_target(step)
             return
         self._made(step, after)
+
+    def _is_unfinished(self, step: Step) -> bool:
+        """Return whether no query starts from a checkpoint until a step is repeated."""
+        path = str(step.source.path)
+        return step.instead is not None and unfinished_operation(LocalFileIO(), path) is not None
+
+    def _finish(self, step: Step) -> None:
+        """Repeat a step, or take it back, where it left an unfinished checkpoint."""
+        if self._is_unfinished(step):
+            chosen: Any = step if self.rng.random() < 0.5 else step.instead
+            outcome = self._run(chosen)
+            require(outcome.ending == "done", "an end was refused", outcome.text)
 
     def _read_partitions(self, directory: Directory) -> None:
         """Take over what a checkpoint says of its state partitions."""
@@ -358,6 +377,8 @@ class Life:
                 or outcome.kind in SOMEBODY_ELSE or "--all" in outcome.text
             )  # fmt: skip
             require(is_right, "one of two was refused", outcome.text)
+        self._finish(step)
+        self.world.tried = None
         changing = [
             (one, end) for one, end in ends if one.target is None and one.source is directory
         ]
@@ -405,6 +426,8 @@ class Life:
         outcome = child.end()
         self._count(step, "beside the query", outcome.ending)
         require(outcome.ending in ("done", "refused"), "beside the query it failed", outcome.text)
+        self._finish(step)
+        self.world.tried = None
         newest = self.world.newest_version(directory) - 1
         read = [self.world.read_by(directory, one) for one in range(batch + 1, newest + 1)]
 
@@ -416,6 +439,8 @@ class Life:
         after = [batches(before), batches(step.apply(before)), step.apply(batches(before))]
         if step.target is not None:
             after = after[:1]
+        if step.instead is not None and read:
+            del after[2]  # what was tried has not read them
         self._note_one_of(after, directory)
         directory.begin_sink()  # the order of the two decides what it has
         if step.target is not None and outcome.ending == "done":

@@ -16,7 +16,9 @@ from .making import (
     transform,
     write_savepoint,
 )
-from .upkeep import compact, diff, expire, read, repair, rescale, undo
+from .retained import retain
+from .trials import drop, promote, try_code
+from .upkeep import ask_partitions, compact, diff, expire, read, repair, rescale, undo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,8 +47,15 @@ OPERATIONS: dict[str, tuple[Callable[[World, Any], Step | None], int]] = {
     "expire": (expire, 1),
     "repair": (repair, 2),
     "diff": (diff, 2),
+    "ask partitions": (ask_partitions, 1),
+    "retain": (retain, 5),
+    "try": (try_code, 4),
+    "promote": (promote, 12),
+    "drop": (drop, 3),
 }
-"""How a step of each operation is drawn, and how often one is."""
+"""How a step of each operation is drawn, and how often one is; promote and drop, of a trial."""
+ALONE = ("repair", "bootstrap", "convert", "try", "promote", "drop", "retain", "ask partitions")
+"""What is not done while another one is under way."""
 OF_SPARK = ("read", "diff", "restore", "restore")
 """What is done to a checkpoint of Spark's own provider."""
 
@@ -59,7 +68,7 @@ def draw_step(world: World, rng: Generator, *, beside: bool = False) -> Step:
         name = str(rng.choice(names, p=[weight / sum(weights) for weight in weights]))
         if world.current.backend == "spark-rocksdb":
             name = str(rng.choice(OF_SPARK))
-        if beside and name in ("repair", "bootstrap", "convert"):
+        if beside and name in ALONE:
             continue
         step = OPERATIONS[name][0](world, rng)
         if step is not None:

@@ -23,6 +23,8 @@ class LifePlan:
         checkpoint_format: 1 or 2.
         num_partitions: State partitions that it begins with.
         num_steps: Operations.
+        real_time: Whether its sessions are made for real-time mode, which gives it its provider in
+            another way.
         operations: Names of those that are drawn from; all when empty.
         disturbances: What may happen to one; all when empty.
     """
@@ -33,6 +35,7 @@ class LifePlan:
     checkpoint_format: int
     num_partitions: int
     num_steps: int
+    real_time: bool = False
     operations: tuple[str, ...] = ()
     disturbances: tuple[str, ...] = ()
 
@@ -53,4 +56,5 @@ def make_plan(seed: int, number: int, **wanted: Any) -> LifePlan:
         "num_partitions": int(rng.integers(1, 5)),
         "num_steps": int(rng.integers(6, 13)),
     }
+    fields["real_time"] = fields["checkpoint_format"] == 2 and bool(rng.random() < 0.3)
     return LifePlan(seed=(seed, number), **{**fields, **wanted})

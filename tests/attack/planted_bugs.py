@@ -14,6 +14,8 @@ from statestore.operations.forget.forget import Forgetting
 from statestore.operations.forget.wanted import Wanted
 from statestore.operations.in_use import ExclusiveUse
 from statestore.operations.reading import condition
+from statestore.operations.trial import replacing
+from statestore.operations.upkeep import retained_savepoints
 from statestore.operations.writing import row_files
 
 if TYPE_CHECKING:
@@ -127,6 +129,21 @@ def _plant_forgets_the_index() -> None:
     Wanted._of_family = find_some  # type: ignore[method-assign]
 
 
+def _plant_promotes_anything() -> None:
+    """A promote that does not look at what the checkpoint has become since."""
+    replacing.require_same_input = lambda *_: None
+
+
+def _plant_keeps_the_oldest() -> None:
+    """A schedule that has the order of savepoints the wrong way round."""
+    decide = retained_savepoints._Attempt._doomed
+
+    def doomed(self: Any, there: list[Any]) -> list[Any]:
+        return decide(self, there[::-1])
+
+    retained_savepoints._Attempt._doomed = doomed  # type: ignore[method-assign]
+
+
 BUGS: dict[str, Bug] = {
     "falls-through": Bug(
         _plant_falls_through,
@@ -160,6 +177,19 @@ BUGS: dict[str, Bug] = {
         _plant_forgets_the_index,
         "rows are wrong|bytes of a forgotten key",
         {"operator": "join", "operations": ("forget",), "disturbances": ("",)},
+    ),
+    "promotes-anything": Bug(
+        _plant_promotes_anything,
+        "what must be refused was done",
+        {
+            "operator": "aggregation", "operations": ("try", "promote", "rescale"),
+            "disturbances": ("",), "num_steps": 20,
+        },
+    ),
+    "keeps-the-oldest": Bug(
+        _plant_keeps_the_oldest,
+        "retained|is not of now|no savepoint is whole",
+        {"operator": "dedup", "operations": ("retain",), "disturbances": ("",)},
     ),
 }  # fmt: skip
 

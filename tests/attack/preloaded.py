@@ -14,5 +14,6 @@ import statestore.cli.converting
 import statestore.cli.inspecting
 import statestore.cli.rescale
 import statestore.cli.savepoints
+import statestore.cli.trial
 import statestore.cli.upkeep
 import statestore.cli.writing  # noqa: F401

@@ -37,6 +37,8 @@ class Step:
         check: Called with the rows before and what the call returned: raises where that is wrong.
         in_process: Does it in this process, where it needs Spark; in place of the call.
         forgotten: Grouping keys that no file may hold afterwards, by the rows before.
+        look: Looks at what it left where it was killed: raises where that is wrong.
+        instead: Takes back what it left where it was killed, and the checkpoint may be unfinished.
     """
 
     name: str
@@ -51,6 +53,8 @@ class Step:
     check: Callable[[State, Any], None] | None = None
     forgotten: Callable[[State], set[Key]] | None = None
     in_process: Callable[[], Any] | None = None
+    look: Callable[[], None] | None = None
+    instead: Step | None = None
 
 
 def draw_family(world: World, rng: Generator, *, is_edited: bool = False) -> Family | None:

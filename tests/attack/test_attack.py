@@ -44,7 +44,8 @@ def test_rows_are_those_of_a_model_after_any_operation() -> None:
 def test_planted_bugs_are_found() -> None:
     """Catches a lane that would miss a condition that falls through to a function of SQL, a
     certificate of keys that are nowhere, keys cast by a guess, a delete of versions that were
-    committed meanwhile, or an index that `forget` does not follow.
+    committed meanwhile, an index that `forget` does not follow, a promote of what the checkpoint
+    is no more, or a schedule that keeps the oldest savepoints.
     """
     found = attack(*[word for bug in BUGS for word in ("--bug", bug)])
 

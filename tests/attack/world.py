@@ -15,20 +15,25 @@ from pyspark.sql import functions as sf
 from statestore import Checkpoint
 from statestore.checkpoint.query_log import NO_OFFSET
 from tests.spark.harness import PROVIDER_CLASS, STATE_STORE
+from tests.spark.real_time import PROVIDER_KEY
 
 from .columns import tick
 from .families import taken
 from .operators import Batch
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from numpy.random import Generator
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
     from .families import Key, State
     from .operators import Operator
     from .plan import LifePlan
+    from .retained import Retained
+    from .trials import Tried
 
 RUN_TIMEOUT_S = 240
 NO_WORKER = "Python worker failed to connect back"
@@ -127,6 +132,8 @@ class World:
         others: Other checkpoints and savepoints, which nothing may change.
         files: Rows of each file of the input, in order.
         ever: Grouping keys that ever had a row.
+        tried: The trial that was not promoted or dropped yet.
+        retained: Savepoints by schedule, by the directory that they are in.
     """
 
     def __init__(self, plan: LifePlan, operator: Operator, spark: SparkSession, root: Path) -> None:
@@ -136,6 +143,8 @@ class World:
         self.files: list[list[Key]] = []
         self.others: list[Directory] = []
         self.ever: set[Key] = set()
+        self.tried: Tried | None = None
+        self.retained: dict[Path, Retained] = {}
         self._spark = spark
         self._num_directories = 0
         self._num_written = 0
@@ -171,8 +180,9 @@ class World:
     def session(self, backend: str) -> SparkSession:
         """Return a session with the query's configuration."""
         session = self._spark.newSession()
+        is_real_time = self.plan.real_time and backend in OURS
         conf = {
-            PROVIDER_CLASS: PROVIDERS[backend],
+            PROVIDER_KEY if is_real_time else PROVIDER_CLASS: PROVIDERS[backend],
             f"{STATE_STORE}.checkpointFormatVersion": str(self.plan.checkpoint_format),
             f"{STATE_STORE}.lease.intervalMs": str(LEASE_INTERVAL_MS),
             "spark.sql.shuffle.partitions": str(self.plan.num_partitions),
@@ -185,12 +195,13 @@ class World:
             session.conf.set(key, value)
         return session
 
-    def frame(self, session: SparkSession) -> Any:
-        """Return the query."""
+    def frame(self, session: SparkSession, *, loses: bool = False) -> Any:
+        """Return the query; `loses` has it lose all that it reads."""
 
         def read() -> DataFrame:
             stream = session.readStream.schema(self.operator.ddl).option("maxFilesPerTrigger", 1)
-            return stream.parquet(str(self._input))
+            rows = stream.parquet(str(self._input))
+            return rows.where(sf.length(sf.input_file_name()) < 0) if loses else rows
 
         return self.operator.build(read)
 
@@ -211,9 +222,15 @@ class World:
             finally:
                 self.absorb(directory)
 
-    def _run_once(self, directory: Directory) -> None:
+    def start(
+        self, directory: Directory, *, loses: bool = False, conf: Mapping[str, str] | None = None
+    ) -> StreamingQuery:
+        """Start the query on a directory; it ends when it has read all files."""
+        session = self.session(directory.backend)
+        for key, value in (conf or {}).items():
+            session.conf.set(key, value)
         writer = (
-            self.frame(self.session(directory.backend))
+            self.frame(session, loses=loses)
             .writeStream.outputMode(self.operator.mode)
             .option("checkpointLocation", str(directory.path))
             .trigger(availableNow=True)
@@ -222,7 +239,10 @@ class World:
             writer = writer.format("noop")
         else:
             writer = writer.format("parquet").option("path", str(directory.sink))
-        handle = writer.start()
+        return writer.start()
+
+    def _run_once(self, directory: Directory) -> None:
+        handle = self.start(directory)
         try:
             if not handle.awaitTermination(RUN_TIMEOUT_S):
                 raise TimeoutError(f"the query did not end: status={handle.status}")
