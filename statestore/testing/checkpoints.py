@@ -40,11 +40,13 @@ from statestore.testing.deltas import write_stream
 from statestore.testing.stores import OPERATORS, Changes, StoreOfQuery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from statestore.io.file_io import TreeFileIO
 
 Rows = dict[bytes, bytes]
+_Grouped = tuple[int, int, bytes, bytes | None]
+"""Key group, ID of the column family, key, value; None for a row that is deleted."""
 _STRICT_KEY = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 _NO_SUMMARIES = {
     "snapshot_max_chain_length": 1000,
@@ -59,6 +61,52 @@ QUERY_ID = "0f0e0d0c-0b0a-4908-8706-050403020100"
 
 def _compact(fields: Mapping[str, Any]) -> str:
     return json.dumps(fields, separators=(",", ":"))
+
+
+class _RowsOfBatch:
+    """What a batch writes of a store, what was there before, and what is left.
+
+    They are encoded once, for all state partitions.
+
+    Args:
+        store: The store.
+        num_partitions: Its state partitions.
+        sides: Those three, by column family.
+    """
+
+    def __init__(
+        self, store: StoreOfQuery, num_partitions: int, *sides: Mapping[int, Changes]
+    ) -> None:
+        self.store = store
+        self._num_partitions = num_partitions
+        self._sides = sides
+        self._dealt: dict[tuple[ColumnFamily, int], list[dict[int, list[_Grouped]]]] = {}
+
+    def partition(
+        self, number: int, families: Sequence[ColumnFamily], max_parallelism: int
+    ) -> list[list[_Grouped]]:
+        """Return the three of a state partition that has some column families."""
+        dealt = [self._deal(family, max_parallelism) for family in families]
+        return [
+            [row for of_family in dealt for row in of_family[side].get(number, ())]
+            for side in range(len(self._sides))
+        ]
+
+    def _deal(self, family: ColumnFamily, max_parallelism: int) -> list[dict[int, list[_Grouped]]]:
+        """Return for each side the rows of a column family by state partition."""
+        dealt = self._dealt.get((family, max_parallelism))
+        if dealt is None:
+            dealt = self._dealt[family, max_parallelism] = []
+            for side in self._sides:
+                of = side.get(family.id, {})
+                by_partition: dict[int, list[_Grouped]] = {}
+                groups = self.store.key_groups(family, of, max_parallelism)
+                for group, (key, value) in zip(groups, of.items(), strict=True):
+                    # Without key columns all rows are in the only state partition.
+                    number = group % self._num_partitions if self.store.columns else 0
+                    by_partition.setdefault(number, []).append((group, family.id, key, value))
+                dealt.append(by_partition)
+        return dealt
 
 
 @dataclass
@@ -207,20 +255,27 @@ class MadeCheckpoint:
             if newest < 0:
                 self.describe(operator, name, stores, num_partitions)
             is_whole = not stores[0].columns
+            of_stores = [
+                _RowsOfBatch(
+                    store,
+                    num_partitions,
+                    store.changed(changes, self.numbers),
+                    store.rows_by_family(before) if newest >= 0 else {},
+                    store.rows_by_family(self.numbers),
+                )
+                for store in stores
+            ]
             ids[str(operator)] = [
                 [
                     self._commit(
-                        StoreName(operator, partition, store.name),
-                        store.changed(changes, self.numbers),
-                        store.rows_by_family(before) if newest >= 0 else {},
-                        store.rows_by_family(self.numbers),
+                        StoreName(operator, partition, of.store.name),
+                        of,
                         newest + 1,
                         num_partitions,
                         parents[str(operator)][partition][number] if parents else None,
-                        store,
                         snapshot=snapshot,
                     )
-                    for number, store in enumerate(stores)
+                    for number, of in enumerate(of_stores)
                 ]
                 for partition in range(1 if is_whole else num_partitions)
             ]
@@ -257,13 +312,10 @@ class MadeCheckpoint:
     def _commit(
         self,
         store: StoreName,
-        changes: Mapping[int, Changes],
-        rows_before: Mapping[int, Changes],
-        all_rows: Mapping[int, Changes],
+        of: _RowsOfBatch,
         version: int,
         num_partitions: int,
         checkpoint_id: str | None,
-        made: StoreOfQuery,
         *,
         snapshot: bool,
     ) -> str:
@@ -283,25 +335,16 @@ class MadeCheckpoint:
             while self._call("status", store)["snapshots_in_flight"]:
                 time.sleep(0.001)
         max_parallelism = loaded["max_parallelism"]
-        families = self.families_of.get(store.partition, made.families)
-
-        def own(rows: Mapping[int, Changes]) -> Iterator[tuple[int, int, bytes, bytes | None]]:
-            for family in families:
-                of = rows.get(family.id, {})
-                groups = made.key_groups(family, of, max_parallelism)
-                for group, (key, value) in zip(groups, of.items(), strict=True):
-                    if not made.columns or group % num_partitions == store.partition:
-                        yield group, family.id, key, value
-
+        families = self.families_of.get(store.partition, of.store.families)
+        changes, before, after = of.partition(store.partition, families, max_parallelism)
         rows = [
             Row(group, family, DELETE if value is None else PUT, key, value)
-            for group, family, key, value in own(changes)
+            for group, family, key, value in changes
         ]
-        growth, num_keys = [0] * NUM_CLASSES, 0
-        for sign, those in ((-1, rows_before), (1, all_rows)):
-            for group, _, _, _ in own(those):
+        growth = [0] * NUM_CLASSES
+        for sign, those in ((-1, before), (1, after)):
+            for group, _, _, _ in those:
                 growth[class_of(group, num_partitions)] += sign
-                num_keys += sign > 0
         new_id: str = self.ids.new_id()
         path = f"{self.scratch}/{new_id}.arrows"
         length = write_stream(
@@ -324,7 +367,7 @@ class MadeCheckpoint:
                 "delete": ops.count(DELETE),
                 "merge": 0,
             },
-            "num_keys": num_keys,
+            "num_keys": len(after),
             "key_group_growth": growth,
             "max_parallelism": max_parallelism,
             "num_partitions": num_partitions,
