@@ -89,7 +89,7 @@ class Browser:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    def wait(self, condition: str, timeout_s: float = 20) -> None:
+    def wait(self, condition: str, timeout_s: float = 60) -> None:
         """Wait until an expression is true."""
         until = time.monotonic() + timeout_s
         while not self.run(condition):

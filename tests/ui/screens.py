@@ -6,6 +6,7 @@ and `--documents` those of docs/images.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from dataclasses import replace
@@ -71,8 +72,15 @@ def with_partitions(facts: Facts, num_partitions: int) -> Facts:
 
 def facts_of_sample(directory: Path) -> Facts:
     """Return the facts of a small checkpoint."""
-    make_sample(directory / "sales")
-    return Checkpoint(directory / "sales").report()
+    return Checkpoint(_sample(directory)).report()
+
+
+def _sample(directory: Path) -> Path:
+    """Return the small checkpoint, made once."""
+    path = directory / "sales"
+    if not path.exists():
+        make_sample(path)
+    return path
 
 
 def facts_without_data(directory: Path) -> Facts:
@@ -84,7 +92,7 @@ def facts_without_data(directory: Path) -> Facts:
 
 def facts_of_damage(directory: Path) -> Facts:
     """Return those of a checkpoint with a flipped bit in its newest version."""
-    make_sample(directory / "damaged")
+    shutil.copytree(_sample(directory), directory / "damaged")
     newest = max((directory / "damaged" / "state").rglob("20_*.delta*"))
     flip(newest, offset=-30)
     return Checkpoint(directory / "damaged").report(deep=True)

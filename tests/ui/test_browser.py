@@ -36,10 +36,11 @@ def browser(tab):
     tab.call("Page.navigate", url="about:blank")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # the tests of a file are not dealt out in one piece
 def screens(tmp_path_factory):
     """Addresses of the screens by name."""
-    return {name: write_screen(name, tmp_path_factory.mktemp(name)) for name in SCREENS}
+    directory = tmp_path_factory.mktemp("screens")
+    return {name: write_screen(name, directory) for name in SCREENS}
 
 
 OVERLAPS = """
