@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from hashlib import sha256
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from tests.spark.helper_jar import cached_jar
 from tools.scala import SPARK_JARS
 
 CHECKS = Path(__file__).resolve().parents[2] / "jvm-shim/src/test/scala/io/statestore"
-BATCHES = 300 if os.environ.get("HYPOTHESIS_PROFILE") == "long" else 120
+IS_LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
+BATCHES = 300 if IS_LONG else 120
+BATCHES_OF_ROCKSDB = 150 if IS_LONG else 80
 JVM_FLAGS = tuple(
     f"--add-opens=java.base/{package}=ALL-UNNAMED"
     for package in ("java.nio", "java.lang", "sun.nio.ch")
@@ -50,7 +53,7 @@ def test_view_of_rocksdb_equals_model_when_it_reads_an_older_version(
     classes: Path, pytestconfig: pytest.Config
 ) -> None:
     """Catches a recent row that is missing, stale or shown twice, and one of another partition."""
-    counts = run(classes, "view.ViewModelCheck", pytestconfig, 150, "rocksdb")
+    counts = run(classes, "view.ViewModelCheck", pytestconfig, BATCHES_OF_ROCKSDB, "rocksdb")
 
     assert int(counts["rollBacks"]) > 5, "the run proved nothing about roll-backs"
     opened, commits = int(counts["directories"]), int(counts["commits"])
@@ -199,7 +202,8 @@ def run_java(classes: Path, check: str, *arguments: str, max_file_bytes: int | N
     """Run a check, where wanted with a limit on the files it writes; return what it printed."""
     limit = "unlimited" if max_file_bytes is None else str(max_file_bytes // 512)
     class_path = f"{classes}:{find_jar()}:{SPARK_JARS}/*"
-    java = ["java", "-Xmx512m", "-XX:-UsePerfData", *JVM_FLAGS, "-cp", class_path]
+    scratch = f"-Djava.io.tmpdir={tempfile.gettempdir()}"
+    java = ["java", "-Xmx512m", "-XX:-UsePerfData", scratch, *JVM_FLAGS, "-cp", class_path]
     limited = ["sh", "-c", 'ulimit -f "$0"; exec "$@"', limit]
     done = subprocess.run(
         [*limited, *java, f"io.statestore.{check}", *arguments],
