@@ -57,11 +57,16 @@ ASK_NOTHING_ELSE = {
     "dedup-then-aggregation",
     "join-inner-format-2",
     "join-inner-no-watermark-format-1",
+    "join-inner-no-watermark-format-2",
     "join-right-outer-format-2",
+    "join-then-window-format-2",
+    "map-groups",
     "pandas-groups-processing-time-update",
+    "session-complete",
     "window-append-format-1",
     "window-complete",
     "window-sliding-append",
+    "window-update",
 }
 """Queries that ask of a store what others ask: the two parts of each are other queries."""
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"

@@ -124,6 +124,7 @@ def tried(spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest) -
     return made
 
 
+@pytest.mark.few(1)
 def test_planted_bug_is_refused_with_the_rows_that_differ(tried: Tried, tmp_path: Path) -> None:
     """Catches a wrong program that is let through, and a trial that writes the sink."""
     old, attempts = tried.job(counted), dict(tried.attempts)
@@ -174,6 +175,7 @@ def test_same_result_by_other_code_is_promoted_and_goes_on(tried: Tried) -> None
     assert Trial(trial.uri).result.state == "promoted"
 
 
+@pytest.mark.few(1)
 def test_supervised_query_is_tried_and_not_restarted(tried: Tried) -> None:
     """Catches a trial that a restart strategy takes for a failure."""
     job = tried.job(counted)
@@ -237,6 +239,7 @@ def test_only_batches_whose_files_are_known_are_repeated(tried: Tried, more: int
     assert trial.result.first_version >= 6 + more - 2
 
 
+@pytest.mark.few(1)
 def test_one_more_aggregate_begins_with_state_that_is_transformed(tried: Tried) -> None:
     """Catches a change of the schema that is refused, or whose other columns are not compared."""
     job = tried.job(counted_more)

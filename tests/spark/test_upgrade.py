@@ -49,7 +49,7 @@ def _cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("archive", "name"), _cases())
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_rows_equal_built_in_when_a_spark_before_it_wrote_the_state(
     make_lane: MakeLane, run_reference: RunReference, archive: Path, name: str
 ) -> None:
