@@ -1,0 +1,108 @@
+"""The files of docs/deploy for Kubernetes say the same as docs/deploy.md, and as each other."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import yaml
+
+from statestore.core.options import PREFIX, TABLE
+
+from .test_commands_in_documents import check
+from .test_repo_style import ROOT
+
+DOCS = ROOT / "docs"
+KINDS = {
+    "pod-monitor": ("monitoring.coreos.com/v1", "PodMonitor"),
+    "savepoints": ("batch/v1", "CronJob"),
+    "spark-application": ("spark.apache.org/v1", "SparkApplication"),
+}
+
+
+def manifest(name: str) -> dict[str, Any]:
+    """Return what a file of docs/deploy says."""
+    return yaml.safe_load((DOCS / "deploy" / f"{name}.yaml").read_text())
+
+
+def application_conf() -> dict[str, str]:
+    return manifest("spark-application")["spec"]["sparkConf"]
+
+
+def pod_of_savepoints() -> dict[str, Any]:
+    return manifest("savepoints")["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS.items())
+def test_objects_are_of_the_namespace_that_the_operator_watches(
+    name: str, kind: tuple[str, str]
+) -> None:
+    """Catches an object that nobody looks after."""
+    found = manifest(name)
+    namespaces = manifest("values")["workloadResources"]["namespaces"]["data"]
+
+    assert (found["apiVersion"], found["kind"]) == kind
+    assert found["metadata"]["name"].startswith("counts")
+    assert [found["metadata"]["namespace"]] == namespaces
+    assert f"deploy/{name}.yaml" in (DOCS / "deploy.md").read_text()
+
+
+def test_application_has_the_configuration_of_the_submit_line() -> None:
+    """Catches a file that was left behind when the line changed."""
+    text = (DOCS / "deploy.md").read_text().partition("\n## Kubernetes\n")[2]
+    _, *words = shlex.split(re.search(r"```sh\n(.*?)```", text, re.DOTALL)[1].replace("\\\n", " "))
+    line = dict(pair.split("=", 1) for option, pair in pairwise(words) if option == "--conf")
+
+    assert line.items() <= application_conf().items()
+    assert manifest("spark-application")["spec"]["pyFiles"] == words[-1]
+    account = manifest("values")["workloadResources"]["serviceAccount"]["name"]
+    key = "spark.kubernetes.authenticate.driver.serviceAccountName"
+    assert application_conf()[key] == account
+
+
+def test_values_of_the_application_are_texts_and_its_options_known() -> None:
+    """Catches a number, which the operator refuses, and an option that is none."""
+    of_spark = {"providerClass", "checkpointFormatVersion"}
+    known = {option.key for option in TABLE} | of_spark
+    conf = application_conf()
+
+    assert all(isinstance(value, str) for value in conf.values())
+    assert {key.removeprefix(PREFIX) for key in conf if key.startswith(PREFIX)} <= known
+
+
+def test_savepoints_read_where_the_application_writes() -> None:
+    """Catches a command that is none, or one that does not find the checkpoint."""
+    pod = pod_of_savepoints()
+    (container,) = pod["containers"]
+    (mount,), (volume,) = container["volumeMounts"], pod["volumes"]
+    claim = volume["persistentVolumeClaim"]["claimName"]
+    conf = application_conf()
+
+    check(shlex.join(["statestore", *container["args"]]))
+    assert container["args"][1].startswith(f"{mount['mountPath']}/")
+    for role in ("driver", "executor"):
+        prefix = f"spark.kubernetes.{role}.volumes.persistentVolumeClaim.{mount['name']}"
+        assert conf[f"{prefix}.options.claimName"] == claim
+        assert conf[f"{prefix}.mount.path"] == mount["mountPath"]
+    assert f"docker build --tag {container['image']} " in (DOCS / "deploy.md").read_text()
+
+
+def test_savepoints_do_not_run_side_by_side() -> None:
+    """Catches two that each count which savepoints are to go."""
+    spec = manifest("savepoints")["spec"]
+
+    assert spec["concurrencyPolicy"] == "Forbid"
+    assert pod_of_savepoints()["restartPolicy"] == "Never"
+
+
+def test_monitor_asks_executors_at_the_port_of_their_exporter() -> None:
+    """Catches a monitor that finds no pod, or one that does not answer."""
+    spec = manifest("pod-monitor")["spec"]
+    (endpoint,) = spec["podMetricsEndpoints"]
+    agent = application_conf()["spark.executor.extraJavaOptions"]
+
+    assert spec["selector"]["matchLabels"] == {"spark-role": "executor"}
+    assert agent.partition("=")[2].startswith(f"{endpoint['portNumber']}:")
