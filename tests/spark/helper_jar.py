@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import tempfile
 import zipfile
@@ -45,15 +46,23 @@ def cached_jar(
         digested.update(path.read_bytes())
     digest = digested.hexdigest()[:16]
     jar = CACHE / f"test-{name}-{digest}.jar"
-    if not jar.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        # Of two processes that come here at a time, each makes it.
-        with tempfile.TemporaryDirectory(dir=CACHE) as work:
-            classes, made = Path(work) / "classes", Path(work) / jar.name
-            classes.mkdir()
-            compile_scala(sources, classes, class_path=list(map(str, class_path)), flags=flags)
-            with zipfile.ZipFile(made, "w") as archive:
-                for path in sorted(classes.rglob("*.class")):
-                    archive.write(path, path.relative_to(classes))
-            made.replace(jar)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    # The processes of a run come here together; one of them makes it.
+    with (CACHE / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not jar.exists():
+            _make(jar, sources, class_path, flags)
     return jar
+
+
+def _make(
+    jar: Path, sources: Sequence[Path], class_path: Sequence[Path], flags: Sequence[str]
+) -> None:
+    with tempfile.TemporaryDirectory(dir=CACHE) as work:
+        classes, made = Path(work) / "classes", Path(work) / jar.name
+        classes.mkdir()
+        compile_scala(sources, classes, class_path=list(map(str, class_path)), flags=flags)
+        with zipfile.ZipFile(made, "w") as archive:
+            for path in sorted(classes.rglob("*.class")):
+                archive.write(path, path.relative_to(classes))
+        made.replace(jar)
