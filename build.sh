@@ -149,8 +149,9 @@ use_memory_for_scratch() {
   fi
 }
 
-# Spark's tests run in two processes, each with an application that its tests share; which of them stay
-# together says tests/spark/conftest.py.
+# Tests without Spark also wait, for processes that start, for files on the disk and for clocks: three
+# of them keep two processors busy. Two with Spark do, each with an application that its tests share;
+# which of them stay together says tests/spark/conftest.py.
 run_tests() {
   use_memory_for_scratch
   local failed=0 again pytest
@@ -158,9 +159,10 @@ run_tests() {
   # Only time is lost without it.
   $python -m tests.class_archive >"$again" 2>&1 || cat "$again" >&2
   : >"$again"
-  pytest=("$python" -m tools.second_try "$again" -p no:benchmark --durations=25 -m "$1" -n 2)
-  "${pytest[@]}" --dist worksteal --ignore tests/spark --ignore tests/packaging --ignore tests/clusters || failed=1
-  "${pytest[@]}" --dist loadgroup --no-loadscope-reorder tests/spark tests/packaging || failed=1
+  pytest=("$python" -m tools.second_try "$again" -p no:benchmark --durations=25 -m "$1")
+  "${pytest[@]}" -n 3 --dist worksteal \
+    --ignore tests/spark --ignore tests/packaging --ignore tests/clusters || failed=1
+  "${pytest[@]}" -n 2 --dist loadgroup --no-loadscope-reorder tests/spark tests/packaging || failed=1
   if [ -s "$again" ]; then
     echo "passed at the second try:"
     cat "$again"
