@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyspark
@@ -58,6 +59,5 @@ def _make(kind: str) -> None:
 
 if __name__ == "__main__":
     ARCHIVES.mkdir(parents=True, exist_ok=True)
-    for one in KINDS:
-        if not _path(one).exists():
-            _make(one)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(_make, [kind for kind in KINDS if not _path(kind).exists()]))
