@@ -8,6 +8,8 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+from statestore.io.forwarding import ForwardingFileIO
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
@@ -55,8 +57,8 @@ def count_request(kind: str) -> None:
         counts.add(kind)
 
 
-class CountingFileIO:
-    """FileIO that counts what each call asks of the storage behind it.
+class CountingFileIO(ForwardingFileIO):
+    """FileIO that counts what each call asks of the storage behind it, but syncs and directories.
 
     Args:
         inner: The storage.
@@ -76,7 +78,7 @@ class CountingFileIO:
         is_counted_inside: bool,
         write_gate: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._write_gate = write_gate
         self._is_counted_inside = is_counted_inside
         self.counts = counts
@@ -85,55 +87,47 @@ class CountingFileIO:
     def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:
         """See FileIO."""
         with self._write_gate(), self._counted("put"):
-            return self._inner.publish(local_path, path, sync=sync, overwrite=overwrite)
+            return self._io.publish(local_path, path, sync=sync, overwrite=overwrite)
 
     def write(self, path: str, data: bytes, *, sync: bool, overwrite: bool) -> None:
         """See FileIO."""
         with self._write_gate(), self._counted("put"):
-            self._inner.write(path, data, sync=sync, overwrite=overwrite)
-
-    def sync(self, path: str) -> None:
-        """See FileIO; not counted."""
-        self._inner.sync(path)
+            self._io.write(path, data, sync=sync, overwrite=overwrite)
 
     def read_tail(self, path: str, num_bytes: int) -> tuple[bytes, int]:
         """See FileIO."""
         with self._counted("get"):
-            return self._inner.read_tail(path, num_bytes)
+            return self._io.read_tail(path, num_bytes)
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         """See FileIO."""
         with self._counted("get"):
-            return self._inner.read_range(path, offset, length)
+            return self._io.read_range(path, offset, length)
 
     def fetch(self, path: str) -> str:
         """See FileIO."""
         with self._counted("get"):
-            return self._inner.fetch(path)
+            return self._io.fetch(path)
 
     def fetch_slices(self, path: str, size: int, slices: Sequence[tuple[int, int]]) -> str:
         """See FileIO."""
         with self._counted("get"):
-            return self._inner.fetch_slices(path, size, slices)
+            return self._io.fetch_slices(path, size, slices)
 
     def delete(self, path: str) -> None:
         """See FileIO."""
         with self._write_gate(), self._counted("delete"):
-            self._inner.delete(path)
+            self._io.delete(path)
 
     def delete_files(self, directory: str, names: Sequence[str]) -> None:
         """See FileIO."""
         with self._write_gate(), self._counted("delete"):
-            self._inner.delete_files(directory, names)
+            self._io.delete_files(directory, names)
 
     def list(self, directory: str) -> list[FileInfo]:
         """See FileIO."""
         with self._counted("list"):
-            return self._inner.list(directory)
-
-    def make_directory(self, directory: str) -> None:
-        """See FileIO; not counted."""
-        self._inner.make_directory(directory)
+            return self._io.list(directory)
 
     @contextmanager
     def _counted(self, kind: str) -> Iterator[None]:

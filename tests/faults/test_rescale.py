@@ -123,7 +123,7 @@ class CountingTreeFileIO(CountingFileIO):
 
     def list_directories(self, directory):
         with self._counted("list"):
-            return self._inner.list_directories(directory)
+            return self._io.list_directories(directory)
 
 
 def test_rescale_by_key_groups_reads_and_writes_no_row(tmp_path):
