@@ -24,7 +24,8 @@ from statestore.operations.forget.search import KeySearch, search
 from statestore.operations.forget.wanted import Wanted
 from statestore.operations.operator_map import OperatorMap
 from statestore.operations.reading import inspection
-from statestore.operations.reading.tables import MEMORY_LIMIT, TableInfo, list_tables
+from statestore.operations.reading.sql import MEMORY_LIMIT
+from statestore.operations.reading.tables import TableInfo, list_tables
 from statestore.operations.rescale import rescale
 from statestore.operations.result import Progress, no_progress
 from statestore.operations.savepoint.branch import decide_branch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from statestore.api.rows import stream_of
-from statestore.operations.reading.tables import run_sql
+from statestore.operations.reading.sql import run_sql
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
