@@ -29,17 +29,13 @@ from statestore.operations.reading.tables import TableInfo, list_tables
 from statestore.operations.rescale import rescale
 from statestore.operations.result import Progress, no_progress
 from statestore.operations.savepoint.branch import decide_branch
+from statestore.operations.savepoint.find import find_savepoints
 from statestore.operations.savepoint.restore import decide_restore
 from statestore.operations.savepoint.savepoint import open_savepoint, savepoint_in, take_savepoint
 from statestore.operations.upkeep import compact, expire, repair
 from statestore.operations.upkeep.query_info import look_at_query
 from statestore.operations.upkeep.retained_savepoints import Retention, retain_savepoint
-from statestore.operations.upkeep.survey import (
-    VersionInfo,
-    describe,
-    find_savepoints,
-    list_versions,
-)
+from statestore.operations.upkeep.survey import VersionInfo, describe, list_versions
 from statestore.operations.upkeep.verify import verify
 from statestore.operations.writing.decide import decide_edit, decide_rows
 from statestore.spark.convert import open_conversion

@@ -17,9 +17,10 @@ from statestore.core.errors import StateStoreError
 from statestore.core.providers import IN_LOCAL_DATABASE
 from statestore.operations.reading.changed_keys import most_changed_keys
 from statestore.operations.reading.inspection import largest_keys
+from statestore.operations.savepoint.find import find_branches, find_savepoints
 from statestore.operations.states import FoundRows, find_store
 from statestore.operations.upkeep.query_info import look_at_query
-from statestore.operations.upkeep.survey import find_branches, find_savepoints, survey
+from statestore.operations.upkeep.survey import survey
 from statestore.operations.upkeep.verify import verify
 from statestore.report.advice import advise
 from statestore.report.facts import (
@@ -64,15 +65,10 @@ def gather(
     Args:
         checkpoint: The checkpoint.
         num_versions: At most so many versions of the history, at least 1.
-        deep: Whether to read every row: the heaviest keys of state of any size, and all checks of
-            `verify --deep`.
-        savepoints: Directory to look for savepoints and branches in.
+        deep: As `Directory.report`.
+        savepoints: As `Directory.report`.
 
-    Raises:
-        NotFoundError: There is no checkpoint.
-        IncompatibleError: Neither this package's nor one of Spark's own providers wrote it.
-        CorruptionError, StorageError: Spark's logs cannot be read, or the storage failed. Damaged
-            state is a finding instead.
+    Errors as `Directory.report`.
     """
     info, listed, versions = survey(checkpoint, num_versions)
     newest = versions.get(info.newest_version, {})

@@ -17,23 +17,18 @@ from statestore.codec.commit_times import CommitTimes
 from statestore.codec.joined_trailers import add_counts
 from statestore.codec.references import StoreName
 from statestore.core.errors import (
-    CorruptionError,
-    IncompatibleError,
     NotFoundError,
     StateStoreError,
 )
 from statestore.core.providers import IN_DRIVER_MEMORY, SPARK_PROVIDERS
 from statestore.core.text import format_bytes, to_time
-from statestore.io.storage import absolute_uri
 from statestore.operations.batches import read_own_batch
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, OpenCheckpoint
 from statestore.operations.in_use import find_users
 from statestore.operations.new_directory import (
     BranchOrigin,
     read_branch_origin,
-    try_read_metadata,
 )
-from statestore.operations.savepoint.savepoint import SavepointInfo, read_savepoint
 from statestore.operations.states import find_states
 from statestore.operations.store_state import VersionKind
 from statestore.operations.upkeep.expired import is_damage, is_expiry, is_let_go
@@ -41,12 +36,11 @@ from statestore.operations.upkeep.query_info import InputPosition, find_position
 from statestore.spark_files import files as spark_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.operator_metadata import OperatorInfo
-    from statestore.io.file_io import FileIO
     from statestore.operations.store_state import States, StoreState
 
 
@@ -351,77 +345,6 @@ def _kind(states: States) -> VersionKind:
     if "incremental" in kinds:
         return "incremental"
     return "rescaled" if "rescaled" in kinds else "full"
-
-
-@dataclass(frozen=True, slots=True)
-class FoundSavepoint:
-    """A savepoint of a query.
-
-    Attributes:
-        uri: Where it is.
-        savepoint: What it says about itself.
-    """
-
-    uri: str
-    savepoint: SavepointInfo
-
-
-def find_savepoints(checkpoint: OpenCheckpoint, directory: str) -> tuple[FoundSavepoint, ...]:
-    """Return the query's savepoints that lie directly in a directory, a path or URI.
-
-    Order and errors as `Checkpoint.savepoints`.
-    """
-    query_id, _ = try_read_metadata(checkpoint.io, checkpoint.path)
-    found: list[FoundSavepoint] = []
-    for io, path, uri in _directories_in(checkpoint, directory):
-        with suppress(NotFoundError, CorruptionError, IncompatibleError):
-            savepoint = read_savepoint(io, path, uri)
-            if savepoint.query_id == query_id:
-                found.append(FoundSavepoint(uri, savepoint))
-    return tuple(sorted(found, key=lambda one: one.savepoint.version))
-
-
-@dataclass(frozen=True, slots=True)
-class FoundBranch:
-    """A branch of a checkpoint.
-
-    Attributes:
-        uri: Where it is.
-        version: The version that it began with.
-    """
-
-    uri: str
-    version: int
-
-
-def find_branches(checkpoint: OpenCheckpoint, directory: str) -> tuple[FoundBranch, ...]:
-    """Return the branches of a checkpoint that lie directly in a directory, oldest version first.
-
-    Arguments and errors as `find_savepoints`.
-    """
-    query_id, _ = try_read_metadata(checkpoint.io, checkpoint.path)
-    if query_id is None:
-        return ()
-    origins = (
-        (uri, read_branch_origin(io, path))
-        for io, path, uri in _directories_in(checkpoint, directory)
-    )
-    found = [
-        FoundBranch(uri, origin.version)
-        for uri, origin in origins
-        if origin is not None and origin.query_id == query_id
-    ]
-    return tuple(sorted(found, key=lambda one: one.version))
-
-
-def _directories_in(
-    checkpoint: OpenCheckpoint, directory: str
-) -> Iterator[tuple[FileIO, str, str]]:
-    """Yield storage, path and URI of what lies directly in a directory."""
-    directory = absolute_uri(directory)
-    io, path = checkpoint.place.open_other(directory, checkpoint.scratch_directory)
-    for child in sorted(io.list_directories(path.rstrip("/") or "/")):
-        yield io, f"{path.rstrip('/')}/{child}", f"{directory.rstrip('/')}/{child}"
 
 
 def store_locations(checkpoint: OpenCheckpoint) -> list[StoreLocation]:

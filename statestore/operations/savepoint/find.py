@@ -1,0 +1,89 @@
+"""Savepoints and branches of a query: those that lie directly in a directory."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
+from statestore.io.storage import absolute_uri
+from statestore.operations.new_directory import read_branch_origin, try_read_metadata
+from statestore.operations.savepoint.savepoint import SavepointInfo, read_savepoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from statestore.io.file_io import FileIO
+    from statestore.operations.checkpoint import OpenCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSavepoint:
+    """A savepoint of a query.
+
+    Attributes:
+        uri: Where it is.
+        savepoint: What it says about itself.
+    """
+
+    uri: str
+    savepoint: SavepointInfo
+
+
+def find_savepoints(checkpoint: OpenCheckpoint, directory: str) -> tuple[FoundSavepoint, ...]:
+    """Return the query's savepoints that lie directly in a directory, a path or URI.
+
+    Order and errors as `Checkpoint.savepoints`.
+    """
+    query_id, _ = try_read_metadata(checkpoint.io, checkpoint.path)
+    found: list[FoundSavepoint] = []
+    for io, path, uri in _directories_in(checkpoint, directory):
+        with suppress(NotFoundError, CorruptionError, IncompatibleError):
+            savepoint = read_savepoint(io, path, uri)
+            if savepoint.query_id == query_id:
+                found.append(FoundSavepoint(uri, savepoint))
+    return tuple(sorted(found, key=lambda one: one.savepoint.version))
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBranch:
+    """A branch of a checkpoint.
+
+    Attributes:
+        uri: Where it is.
+        version: The version that it began with.
+    """
+
+    uri: str
+    version: int
+
+
+def find_branches(checkpoint: OpenCheckpoint, directory: str) -> tuple[FoundBranch, ...]:
+    """Return the branches of a checkpoint that lie directly in a directory, oldest version first.
+
+    Arguments and errors as `find_savepoints`.
+    """
+    query_id, _ = try_read_metadata(checkpoint.io, checkpoint.path)
+    if query_id is None:
+        return ()
+    origins = (
+        (uri, read_branch_origin(io, path))
+        for io, path, uri in _directories_in(checkpoint, directory)
+    )
+    found = [
+        FoundBranch(uri, origin.version)
+        for uri, origin in origins
+        if origin is not None and origin.query_id == query_id
+    ]
+    return tuple(sorted(found, key=lambda one: one.version))
+
+
+def _directories_in(
+    checkpoint: OpenCheckpoint, directory: str
+) -> Iterator[tuple[FileIO, str, str]]:
+    """Yield storage, path and URI of what lies directly in a directory."""
+    directory = absolute_uri(directory)
+    io, path = checkpoint.place.open_other(directory, checkpoint.scratch_directory)
+    for child in sorted(io.list_directories(path.rstrip("/") or "/")):
+        yield io, f"{path.rstrip('/')}/{child}", f"{directory.rstrip('/')}/{child}"
