@@ -83,17 +83,6 @@ _HISTORY: dict[str, pa.DataType] = {
     "writer": pa.string(),
     "details": pa.string(),
 }
-_FAMILIES: list[pa.Field[Any]] = [
-    pa.field("name", pa.string()),
-    pa.field("key", pa.string()),
-    pa.field("value", pa.string()),
-    pa.field("encoder", pa.string()),
-    pa.field("multi_values", pa.bool_()),
-    pa.field("internal", pa.bool_()),
-    pa.field("variable", pa.string()),
-    pa.field("has_ttl", pa.bool_()),
-    pa.field("address", pa.string()),
-]
 _STORES: list[pa.Field[Any]] = [
     pa.field("operator", pa.int64()),
     pa.field("operator_name", pa.string()),
@@ -102,7 +91,7 @@ _STORES: list[pa.Field[Any]] = [
     pa.field("max_parallelism", pa.int64()),
     pa.field("rescalable", pa.bool_()),
     pa.field("num_keys", pa.int64()),
-    pa.field("column_families", pa.list_(pa.struct(_FAMILIES))),
+    pa.field("column_families", pa.list_(pa.struct(list(schema_of(inspection.FamilyDescription))))),
 ]
 
 

@@ -31,6 +31,7 @@ _TYPES: dict[type, pa.DataType] = {
     str: pa.string(),
     bool: pa.bool_(),
     float: pa.float64(),
+    pa.DataType: pa.string(),
 }
 
 _MOST_LINES = 60
