@@ -111,9 +111,9 @@ class Pass(ABC):
     """How the rows of some stores come into a new directory."""
 
     @property
-    @abstractmethod
     def words(self) -> str:
         """What becomes of their files."""
+        return "written anew"
 
     @property
     def is_free(self) -> bool:
@@ -209,11 +209,6 @@ class Linked(Copied):
 @dataclass(frozen=True)
 class Dealt(Pass):
     """Rows written anew as full states, each into the state partition of its key group."""
-
-    @property
-    def words(self) -> str:
-        """What becomes of the files."""
-        return "written anew"
 
     def write(self, stores: Sequence[Store], state: NewState) -> dict[StoreName, PublishedFile]:
         """Write them: of each pair of givers and takers by itself."""

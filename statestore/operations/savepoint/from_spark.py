@@ -117,11 +117,6 @@ class FromSpark(Pass):
     max_parallelism: int
 
     @property
-    def words(self) -> str:
-        """What becomes of the files."""
-        return "written anew"
-
-    @property
     def own_bytes(self) -> int:
         """Bytes of Spark's files."""
         return sum(state.full_bytes for state in self.states)

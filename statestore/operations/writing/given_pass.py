@@ -54,11 +54,6 @@ class Given(Pass):
     rows: tuple[FamilyRows, ...]
 
     @property
-    def words(self) -> str:
-        """What becomes of the files."""
-        return "written anew"
-
-    @property
     def families(self) -> tuple[FamilyChange, ...]:
         """What becomes of the column families, in words."""
         return tuple(of.change for of in self.rows)

@@ -329,11 +329,6 @@ class Indexed(Pass):
     sides: tuple[JoinSide, ...]
 
     @property
-    def words(self) -> str:
-        """What becomes of the files."""
-        return "written anew"
-
-    @property
     def families(self) -> tuple[FamilyChange, ...]:
         """What becomes of the rows, in words."""
         return tuple(
