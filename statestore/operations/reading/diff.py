@@ -45,22 +45,12 @@ class DiffCounts:
 def diff_batches(
     old: FoundRows, new: FoundRows, scratch_directory: str
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Compare rows batch by batch, in bounded memory.
+    """Compare rows batch by batch; columns and errors as `Rows.diff_batches`.
 
     Args:
         old: Rows.
         new: Rows of the same kind, of the same checkpoint or another.
         scratch_directory: Local directory for what does not fit memory.
-
-    Yields:
-        Record batches, the first one always, if empty. A row a key that differs, in no order.
-        Columns: `change` (added, removed or changed), `key`, `old_value` and `new_value`, null
-        where there is none. A multi-value column family has lists of values. Both values are of
-        their own version's schema, the key of the new one's.
-
-    Raises:
-        NotFoundError, InvalidArgumentError, IncompatibleError, CorruptionError, FencedError,
-            StorageError: As `read_batches`, for either.
     """
     families = _families(old, new)
     yield _decode(pa.RecordBatch.from_pylist([], schema=_RAW), *families)

@@ -38,7 +38,7 @@ def read_batches(
     asked: Asked | None = None,
     progress: Progress = no_progress,
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Read rows batch by batch, for state that does not fit memory.
+    """Read rows batch by batch, for state that does not fit memory; errors as of `Rows`.
 
     Args:
         rows: Which rows.
@@ -50,15 +50,9 @@ def read_batches(
             store.
 
     Yields:
-        Record batches, a few MiB each, the first one always, if empty. A row a key, in a
-        multi-value column family a row a value; no order. Columns as in Spark's state reader: `key`
-        and `value`, structs of the column family's schemas, and `partition_id`. A version stays
-        readable while it is read unless the query expires it or it is pinned.
-
-    Raises:
-        InvalidArgumentError: There is no such column family or state partition.
-        IncompatibleError: A provider's that cannot be read, or such a data type.
-        NotFoundError, CorruptionError, FencedError, StorageError: The version cannot be restored.
+        Record batches, a few MiB each, with the columns of `Rows.read`; the first one always, if
+        empty. A version stays readable while it is read unless the query expires it or it is
+        pinned.
     """
     family, states = rows.family, rows.states
     if partitions is not None:
