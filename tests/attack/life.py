@@ -113,7 +113,8 @@ class Life:
             self.story.append(step.call.describe())
             self._perform(step)
             self._audit()
-            if self.rng.random() < 0.6:
+            # Where the query has gone on, a trial is not promoted.
+            if self.rng.random() < (0.6 if self.world.tried is None else 0.3):
                 self._batches(int(self.rng.integers(1, 3)))
                 self._audit()
 

@@ -54,6 +54,8 @@ OPERATIONS: dict[str, tuple[Callable[[World, Any], Step | None], int]] = {
     "drop": (drop, 3),
 }
 """How a step of each operation is drawn, and how often one is; promote and drop, of a trial."""
+OF_TRIAL = 0.5
+"""Share of steps that end a trial, where there is one."""
 ALONE = ("repair", "bootstrap", "convert", "try", "promote", "drop", "retain", "ask partitions")
 """What is not done while another one is under way."""
 OF_SPARK = ("read", "diff", "restore", "restore")
@@ -66,6 +68,9 @@ def draw_step(world: World, rng: Generator, *, beside: bool = False) -> Step:
     weights = [OPERATIONS[name][1] for name in names]
     while True:
         name = str(rng.choice(names, p=[weight / sum(weights) for weight in weights]))
+        tried = world.tried
+        if tried is not None and tried.of is world.current and rng.random() < OF_TRIAL:
+            name = str(rng.choice(["promote", "promote", "promote", "drop"]))
         if world.current.backend == "spark-rocksdb":
             name = str(rng.choice(OF_SPARK))
         if beside and name in ALONE:
