@@ -44,7 +44,6 @@ class Retained:
             try:
                 info = Savepoint(path).info
             except StateStoreError:
-                self.known.pop(path.name, None)
                 continue
             names.append(path.name)
             if path.name not in self.known:
@@ -54,6 +53,7 @@ class Retained:
                 made.num_partitions = info.num_partitions
                 self.known[path.name] = made
             audit(world, self.known[path.name])
+        self.known = {name: self.known[name] for name in names}
         require(names or not before, "no savepoint is whole any more", f"before: {before}")
         return names
 
