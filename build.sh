@@ -23,9 +23,9 @@ usage: ./build.sh TARGET [ARGUMENT...]
             a preview, or the one whose jars are there
   test-all  run them with every operator in every combination, on every state backend and every Spark
   test-cluster LANE queries on a cluster of hosts on this machine, processes killed; LANE is
-            standalone or yarn; --results=FILE writes what ran. Linux, as root, with iproute2
+            standalone, yarn or kubernetes; --results=FILE writes what ran. Linux, as root, with iproute2
   test-s3   the tests of S3 on SeaweedFS in place of moto, or pytest with the given arguments
-  test-nightly what is in none of these: both lanes on clusters, and test-s3
+  test-nightly what is in none of these: the lanes on clusters, and test-s3
   conformance [SUITE...] Spark's own test suites on the providers, kept and written to docs/conformance.md;
             --spark 4.2, --providers filesystem,rocksdb,heap
   lint      check style, types, layers, the shim and the docs
@@ -252,12 +252,13 @@ case $target in
     ;;
   test-cluster)
     lane=${1:-}
-    [[ $lane =~ ^(standalone|yarn)$ ]] ||
-      fail "no such lane: lane=$lane. To fix: name standalone or yarn; there is none for Kubernetes yet"
+    [[ $lane =~ ^(standalone|yarn|kubernetes)$ ]] ||
+      fail "no such lane: lane=$lane. To fix: name standalone, yarn or kubernetes"
     shift
     jar
     need_group cluster venv_pack
-    use_memory_for_scratch
+    # What a pod writes there would count against its memory.
+    [ "$lane" = kubernetes ] || use_memory_for_scratch
     $python -m pytest -p no:benchmark -p no:randomly -s -rs "tests/clusters/test_$lane.py" "$@"
     ;;
   test-s3)
@@ -271,6 +272,7 @@ case $target in
     failed=0
     ./build.sh test-cluster standalone || failed=1
     ./build.sh test-cluster yarn || failed=1
+    ./build.sh test-cluster kubernetes || failed=1
     ./build.sh test-s3 || failed=1
     exit $failed
     ;;

@@ -20,7 +20,7 @@ from statestore.core.providers import PROVIDERS
 from statestore.io.shim_jar import find_jar
 from tests.spark.processes import ENGINE, command_line, engines, scratch_directories
 
-from .hosts import MOUNTS, ROOT, Hosts, wait_for
+from .hosts import MOUNTS, ROOT, USER_ID, Hosts, wait_for
 from .query import Input
 
 PACKAGES = ("pyarrow", "numpy", "google-crc32c", "rocksdict", "boto3")
@@ -31,6 +31,21 @@ DRIVER, MASTER = "driver", "master"
 WORKERS = ("worker-1", "worker-2")
 STATE_PARTITIONS = 8
 LIGHT_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+JOB_CONF = {
+    "spark.driver.memory": "700m",
+    "spark.executor.memory": "700m",
+    "spark.driver.extraJavaOptions": LIGHT_JVM,
+    "spark.executor.extraJavaOptions": LIGHT_JVM,
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": str(STATE_PARTITIONS),
+    # Tasks go to whoever is free, and not back to where their store is: job.py has Spark forget
+    # that, and with it what a check of Spark's would look for.
+    "spark.locality.wait": "0",
+    f"{PREFIX}commitValidation.enabled": "false",
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
+}
+"""Spark's configuration of job.py on every cluster."""
 _STARTED = re.compile(
     r"Starting task (\d+)\.\d+ in stage (\d+)\.\d+ \(TID \d+\) \(([\w.-]+), ?executor (\w+),"
 )
@@ -71,14 +86,7 @@ class Application:
         Raises:
             AssertionError: It is not in that time, or the application ended before.
         """
-
-        def is_there() -> bool:
-            has_ended = self._process.poll() is not None
-            found = f"BATCH {batch}\n" in self.text()
-            assert found or not has_ended, self._ended()
-            return found
-
-        wait_for(is_there, f"batch {batch}", seconds)
+        self.await_text(rf"BATCH {batch}\n", seconds=seconds)
 
     def await_tasks(self, batch: int, task: int = 3, seconds: float = 400) -> None:
         """Wait until a task of the state of a batch has begun: of 4, every core is at work.
@@ -86,15 +94,22 @@ class Application:
         Raises:
             AssertionError: As `await_batch`.
         """
-        started = re.compile(rf"\[batchId = {batch}\] Starting task {task}\.")
+        self.await_text(rf"\[batchId = {batch}\] Starting task {task}\.", seconds=seconds)
 
-        def run() -> bool:
+    def await_text(self, pattern: str, times: int = 1, seconds: float = 400) -> None:
+        """Wait until the driver printed what matches a pattern, in so many forms.
+
+        Raises:
+            AssertionError: As `await_batch`.
+        """
+
+        def is_there() -> bool:
             has_ended = self._process.poll() is not None
-            found = started.search(self.text()) is not None
+            found = len(set(re.findall(pattern, self.text()))) >= times
             assert found or not has_ended, self._ended()
             return found
 
-        wait_for(run, f"tasks of batch {batch}", seconds)
+        wait_for(is_there, pattern, seconds)
 
     def await_end(self, seconds: float = 600) -> None:
         """Wait until it has ended.
@@ -172,12 +187,17 @@ class Cluster:
         return folder, MOUNTS / "shared" / name
 
     def start_daemon(
-        self, host: str, name: str, command: Sequence[str], environment: Mapping[str, str]
+        self,
+        host: str,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        user_id: int = USER_ID,
     ) -> Path:
         """Start a daemon on a host, also once more; return its log."""
         log = self._log(name, host)
         with log.open("ab") as output:
-            self._started.append(self.hosts.start(host, command, output, environment))
+            self._started.append(self.hosts.start(host, command, output, environment, user_id))
         return log
 
     def _log(self, daemon: str, host: str) -> Path:
@@ -302,19 +322,8 @@ def make_python(path: Path) -> Path:
 def conf_of(backend: str, others: Mapping[str, str]) -> list[str]:
     """Return the arguments of spark-submit that configure an application of job.py."""
     conf = {
-        "spark.driver.memory": "700m",
-        "spark.executor.memory": "700m",
-        "spark.driver.extraJavaOptions": LIGHT_JVM,
-        "spark.executor.extraJavaOptions": LIGHT_JVM,
-        "spark.ui.enabled": "false",
+        **JOB_CONF,
         "spark.jars": f"{MOUNTS}/files/shim.jar",
-        "spark.sql.shuffle.partitions": str(STATE_PARTITIONS),
-        # Tasks go to whoever is free, and not back to where their store is: job.py has Spark forget
-        # that, and with it what a check of Spark's would look for.
-        "spark.locality.wait": "0",
-        f"{PREFIX}commitValidation.enabled": "false",
-        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-        "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
         f"{PREFIX}providerClass": PROVIDERS[backend],
         **others,
     }

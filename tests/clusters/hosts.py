@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TypeVar
 
-from tests.spark.processes import all_pids
+from tests.spark.processes import all_pids, descendants
 
 USER, USER_ID = "spark", 1500
 """Who everything on a host runs as, unless it is told otherwise."""
@@ -127,14 +127,16 @@ class Hosts:
         command: Sequence[str | Path],
         output: IO[bytes] | int,
         environment: Mapping[str, str] | None = None,
+        user_id: int = USER_ID,
     ) -> subprocess.Popen[bytes]:
-        """Start a command on a host, as its user, in a session of its own.
+        """Start a command on a host, in a session of its own.
 
         Args:
             name: The host.
             command: Its words, with the paths of the host.
             output: Where it prints.
             environment: Its variables, beside those that all have.
+            user_id: Who it runs as.
         """
         variables = {
             "PATH": "/usr/bin:/bin",
@@ -147,7 +149,7 @@ class Hosts:
         }
         words = [
             *("nsenter", "--target", str(self._firsts[name]), "--all", "--wd=/tmp"),
-            *("setpriv", "--reuid", str(USER_ID), "--regid", str(USER_ID), "--clear-groups"),
+            *("setpriv", f"--reuid={user_id}", f"--regid={user_id}", "--clear-groups"),
             *("env", "-i", *(f"{key}={value}" for key, value in variables.items())),
             *map(str, command),
         ]
@@ -192,10 +194,14 @@ class Hosts:
         return done.stdout
 
     def pids(self, name: str) -> list[int]:
-        """Return the processes of a host, but the first one, as they are numbered outside."""
+        """Return the processes of a host, those in its containers too, but the first one.
+
+        They are numbered as outside.
+        """
         first = self._firsts[name]
         space = _pid_namespace(first)
-        return [pid for pid in all_pids() if pid != first and _pid_namespace(pid) == space]
+        own = {pid for pid in all_pids() if _pid_namespace(pid) == space}
+        return sorted({*own, *descendants(*own)} - {first})
 
     def stop(self) -> None:
         """End every process of every host, and with them mounts and network."""

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pyspark
 
-_HEAD = """# Queries on a cluster: {manager}
+_HEAD = """# Queries on a cluster: {title}
 
 A query counts events by key, in {partitions} state partitions, on hosts that are namespaces of one
 Linux machine. After each batch Spark is made to forget where its stores are, so that the tasks of
-the next one go to any executor. What is killed is killed with SIGKILL, while tasks of the state
-run. Where the batches are a sum, a second application went on. Each line ended well: all rows of
-sink and state were those of a batch computation, and `verify --deep` found nothing in any version.
-No host had an engine or a scratch directory left. The seconds say how long a line takes on a
-busy machine, not how fast the query is.
+the next one go to any executor. What is killed is killed with SIGKILL, where nothing else is said,
+while tasks of the state run.{note}
+Where the batches are a sum, a second application went on. Each line ended well: all rows of sink
+and state were those of a batch computation, and `verify --deep` found nothing in any version. No
+host had an engine or a scratch directory left. The seconds say how long a line takes on a busy
+machine, not how fast the query is.
 
 ```
 ./build.sh test-cluster {manager} --results={file}
@@ -25,6 +26,12 @@ busy machine, not how fast the query is.
 Spark {spark}, {system}.
 
 """
+_TITLES = {"kubernetes": "pods"}
+_NOTES = {
+    "kubernetes": """
+Pods are containers of the image of docs/deploy.md, submitted by its line. The API server and the
+kubelets of two nodes are stand-ins: there is no control plane of Kubernetes."""
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,9 @@ def table(manager: str, partitions: int, rows: list[Row], file: str) -> str:
     lines = [heads, ["---"] * len(heads)]
     lines += [[str(getattr(row, field.name)) for field in fields(row)] for row in rows]
     head = _HEAD.format(
+        title=_TITLES.get(manager, manager),
         manager=manager,
+        note=_NOTES.get(manager, ""),
         partitions=partitions,
         file=file,
         spark=pyspark.__version__,

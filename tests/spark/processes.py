@@ -37,10 +37,10 @@ def all_pids() -> list[int]:
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
-def descendants(root: int) -> list[int]:
-    """Return all living processes below a process, without itself."""
+def descendants(*roots: int) -> list[int]:
+    """Return all living processes below processes, without themselves."""
     parents = {pid: _parent(pid) for pid in all_pids()}
-    found, level = [], {root}
+    found, level = [], set(roots)
     while level:
         level = {pid for pid, parent in parents.items() if parent in level}
         found += sorted(level)
