@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from statestore.checkpoint import operator_metadata
 from statestore.checkpoint.layout import parse_state_file_name
-from statestore.checkpoint.operator_metadata import OF_OPERATOR, copy_operators
+from statestore.checkpoint.operator_metadata import OF_OPERATOR
 from statestore.checkpoint.pins import pinned
 from statestore.checkpoint.query_log import (
     NUM_PARTITIONS_KEY,
@@ -129,37 +130,6 @@ class CommittedVersion:
         location = self.checkpoint.location(store)
         refs = (*head.trailer.files, head.ref)
         return tuple((location.path(ref.path), ref.size) for ref in refs)
-
-    def copy_operators(
-        self,
-        target: NewDirectory,
-        new_ids: Mapping[int, int] | None = None,
-        num_partitions: int | None = None,
-    ) -> None:
-        """Write Spark's metadata of the operators to a new directory.
-
-        Args:
-            target: The directory.
-            new_ids: New number by old, for those to be written; all as they are when None.
-            num_partitions: State partitions there; as many as of the version when None, whatever
-                rescales came after it.
-
-        Raises:
-            NotFoundError, CorruptionError, StorageError: As `operator_metadata.copy_operators`.
-        """
-        source = self.checkpoint
-        if new_ids is None:
-            new_ids = {operator.id: operator.id for operator in source.operators}
-        copy_operators(
-            source.io,
-            source.state_directory,
-            target.io,
-            f"{target.path}/state",
-            f"{hadoop_uri(target.uri)}/state",
-            new_ids,
-            num_partitions or self.num_partitions,
-            max(self.offsets),
-        )
 
     def pinned(self, ids: IdSource | None = None) -> AbstractContextManager[None]:
         """Hold the version's state files back from retention within a block, as `pins.pinned`.
@@ -352,6 +322,26 @@ def write_logs(
         write_text(target.io, f"{target.path}/offsets/{batch}", offset.encode(), overwrite=True)
     for batch, commit in commits.items():
         write_text(target.io, f"{target.path}/commits/{batch}", commit.encode(), overwrite=True)
+
+
+def copy_operators(
+    source: OpenCheckpoint,
+    target: NewDirectory,
+    new_ids: Mapping[int, int],
+    num_partitions: int,
+    newest_batch: int,
+) -> None:
+    """Write Spark's metadata of operators to a new directory; all as `operator_metadata` does."""
+    operator_metadata.copy_operators(
+        source.io,
+        source.state_directory,
+        target.io,
+        f"{target.path}/state",
+        f"{hadoop_uri(target.uri)}/state",
+        new_ids,
+        num_partitions,
+        newest_batch,
+    )
 
 
 def copy_spark_files(

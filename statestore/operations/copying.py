@@ -22,7 +22,12 @@ from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, PROVIDER_KEY, wr
 from statestore.codec.references import StoreName
 from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
 from statestore.operations.batches import checkpoint_ids_of
-from statestore.operations.committed_version import copy_spark_files, find_version, write_logs
+from statestore.operations.committed_version import (
+    copy_operators,
+    copy_spark_files,
+    find_version,
+    write_logs,
+)
 from statestore.operations.copy_result import CopyResult
 from statestore.operations.new_directory import begin_directory, check_target, delete_directory
 from statestore.operations.operator_map import OperatorMap, ResolvedOperators, store_names_of
@@ -193,7 +198,8 @@ class Copy(Generic[Told]):
             if not self.operators.added:
                 kept = self.operators.kept.items()
                 copied = {old: new for old, new in kept if old not in self.remade}
-                self.version.copy_operators(target, copied, self.num_partitions)
+                newest = max(self.version.offsets)
+                copy_operators(self.source, target, copied, self.num_partitions, newest)
             self._write_logs(target, made)
             self._write_history(target)
             metadata, told = self.becomes(made)

@@ -14,7 +14,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from statestore.checkpoint.operator_metadata import copy_operators
 from statestore.checkpoint.query_log import (
     NUM_PARTITIONS_KEY,
     PROVIDER_KEY,
@@ -28,7 +27,7 @@ from statestore.io.hadoop_process import use
 from statestore.io.shim_jar import find_jar
 from statestore.io.storage import hadoop_uri
 from statestore.operations.checkpoint import OpenCheckpoint, open_checkpoint
-from statestore.operations.committed_version import copy_files
+from statestore.operations.committed_version import copy_files, copy_operators
 from statestore.operations.conversion import (
     CONVERT,
     Convert,
@@ -234,11 +233,8 @@ class Conversion:
                 names += [f"state/{operator.id}/{file}" for file in schemas_of(store)]
         copy_files(source, target, {name: name for name in names})
         copy_operators(
-            source.io,
-            source.state_directory,
-            target.io,
-            f"{target.path}/state",
-            f"{hadoop_uri(target.uri)}/state",
+            source,
+            target,
             {one.info.id: one.info.id for one in self._decided.operators},
             self._decided.num_partitions,
             self._decided.batch,
