@@ -68,8 +68,10 @@ def test_row_cache_equals_model_when_operations_are_random(
     """Catches a stale row, a row that is said to be absent, and a shown row that is overwritten."""
     counts = run(classes, "rocksdb.RowCacheCheck", pytestconfig, 60)
 
-    for name in ("misses", "absents", "hits"):
+    for name in ("misses", "absents", "hits", "wholes"):
         assert int(counts[name]) > 100, f"the run proved nothing about {name}"
+    assert int(counts["loads"]) > 10, "the run proved nothing about caches that read all rows"
+    assert int(counts["outgrown"]) > 10, "the run proved nothing about caches that lose all rows"
 
 
 @pytest.mark.timeout(240)

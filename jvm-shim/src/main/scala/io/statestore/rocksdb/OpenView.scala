@@ -19,10 +19,13 @@ private[rocksdb] final class OpenView(reader: VersionReader, partition: Int, fil
   private val recent = new RecentRows
   private var numCommits = 0 // that they are of
   private var isRead = false
-  @volatile private var numEnds = 0 // times that cursors ended
+  @volatile private var numEnds = 0
 
   /** Whether a query has read RocksDB since the last commit: it is likely to read it again. */
   def wasRead: Boolean = isRead
+
+  /** How often cursors ended; a cursor that was open then has not shown all rows. */
+  def timesEnded: Int = numEnds
 
   def heapBytes: Long = recent.heapBytes
 

@@ -9,12 +9,14 @@ import org.apache.spark.unsafe.Platform
  * The rows of one store at one version in RocksDB on the local disk, which the engine writes and
  * this JVM reads. A row is looked for in four places, the cheapest first. The first that knows the
  * key answers, also where it knows that the row is absent:
- *  1. the family's `RowCache`: rows that were read or written lately;
+ *  1. the family's `RowCache`: all rows where they fit, else those read or written lately;
  *  2. the recent rows of the `OpenView`: what was committed since RocksDB was opened;
  *  3. RocksDB of the `OpenView`, at this version or an older one;
  *  4. the engine, where no view is open: it names the directory of this version, a copy by hard
  *     links, which becomes place 3. Place 2 is empty then.
- * The answer of 2 or 3 is put into 1. A scan merges 2 and 3 and passes 1 by, which has no order.
+ * The answer of 2 or 3 is put into 1. A scan goes over 1 where it has all rows, else it merges 2
+ * and 3. Where reads of 3 have cost as much as reading all rows once, and those are likely to fit,
+ * they are read into 1. Where 1 has all rows of every family no view stays open.
  *
  * Invariant: 2 laid over 3 is this version, and 1 never says otherwise. Hence
  *  - 2 is asked before 3: where both know a key, 2 has the newer row or its delete;
@@ -99,9 +101,10 @@ private[statestore] final class RocksDBView(
     current = to.version
     val wasRead = opened != null && opened.wasRead
     val limit = RecentRows.maxBytes(RowCache.share(rowCacheBytes))
-    if (opened != null && !opened.follow(to.changes, limit)) {
+    val isNeeded = byName.valuesIterator.exists(_.cache.all == null)
+    if (opened != null && !(isNeeded && opened.follow(to.changes, limit))) {
       leave()
-      if (wasRead) openView()
+      if (wasRead && isNeeded) openView()
     }
   }
 
@@ -123,6 +126,9 @@ private[statestore] final class RocksDBView(
     }
     rows.get
   }
+
+  /** Without reading them for that: more than fit anywhere where they were not counted. */
+  private def knownRows: Long = rows.fold(Uncounted)(_.rows)
 
   private def add(family: ColumnFamily): Unit = byName(family.name) = new Family(family)
 
@@ -151,7 +157,11 @@ private[statestore] final class RocksDBView(
 
   private final class Family(var family: ColumnFamily) extends CommittedFamily {
 
-    val cache = new RowCache(rowCacheBytes, beganEmpty = path == null)
+    val cache =
+      new RowCache(rowCacheBytes, if (path == null) new PagedFamily(family) else null)
+    // What reads of RocksDB have cost, in rows of a scan, and how many rows did not fit the cache.
+    private var spent = 0L
+    private var tooMany = Long.MaxValue
 
     override def get(
         keyBase: AnyRef,
@@ -162,7 +172,10 @@ private[statestore] final class RocksDBView(
       cache.find(keyBase, keyAt, keyLen, hash, into) match {
         case RowCache.Found => true
         case RowCache.Absent => false
-        case _ => read(keyBase, keyAt, keyLen, hash, into)
+        case _ =>
+          spent += RowsPerLookup
+          if (isLoaded()) cache.all.get(keyBase, keyAt, keyLen, hash, into)
+          else read(keyBase, keyAt, keyLen, hash, into)
       }
     }
 
@@ -197,13 +210,38 @@ private[statestore] final class RocksDBView(
       }
     }
 
-    override def rows(): CommittedCursor = range(null, null)
+    override def rows(): CommittedCursor = RocksDBView.this.synchronized {
+      if (cache.all == null) spent += knownRows
+      if (cache.all != null || isLoaded()) cache.all.rows() else stored(null, null)
+    }
 
     override def range(from: Array[Byte], until: Array[Byte]): CommittedCursor =
       RocksDBView.this.synchronized {
-        val start = if (from == null) Array.emptyByteArray else from
-        openView().rowsFrom(encode(family.id, start, Start, start.length), family.id, until)
+        val isAll = from == null && until == null
+        if (cache.all == null) spent += (if (isAll) knownRows else RowsPerLookup)
+        if (cache.all != null || isLoaded()) cache.all.range(from, until) else stored(from, until)
       }
+
+    private def stored(from: Array[Byte], until: Array[Byte]): CommittedCursor = {
+      val start = if (from == null) Array.emptyByteArray else from
+      openView().rowsFrom(encode(family.id, start, Start, start.length), family.id, until)
+    }
+
+    /**
+     * Reads all rows into the cache where reads of RocksDB have cost as much, the rows are likely
+     * to fit and have not proved too many; returns whether it did.
+     */
+    private def isLoaded(): Boolean = {
+      val most = math.min(tooMany / 2, cache.mostWhole / SmallestRowBytes)
+      if (spent >= knownRows && knownRows <= most) {
+        val view = openView()
+        val ends = view.timesEnded
+        spent = 0L
+        cache.load(new PagedFamily(family), stored(null, null), () => view.timesEnded == ends)
+        if (cache.all == null) tooMany = knownRows
+      }
+      cache.all != null
+    }
   }
 }
 
@@ -220,6 +258,14 @@ private[statestore] final case class NumRows(rows: Long, internal: Long) {
 private object RocksDBView {
   val FamilyBytes = 2
   val KeyGroupBytes = 2
+
+  val Uncounted: Long = 1L << 40
+
+  /** So many rows of a scan take as long as a lookup. */
+  val RowsPerLookup = 8L
+
+  /** What a row takes on the heap at least, with its key, header and place in the index. */
+  val SmallestRowBytes = 32L
 
   def Start: Long = Platform.BYTE_ARRAY_OFFSET.toLong
 

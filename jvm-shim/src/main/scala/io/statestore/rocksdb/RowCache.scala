@@ -1,41 +1,62 @@
 package io.statestore.rocksdb
 
-import java.util.concurrent.atomic.AtomicInteger
+import java.util.concurrent.atomic.{AtomicInteger, AtomicLong}
 
-import io.statestore.view.{BytesRef, FamilyChanges, RecordPages, RecordTable}
+import io.statestore.view.{BytesRef, CommittedCursor, FamilyChanges}
+import io.statestore.view.{PagedFamily, RecordPages, RecordTable}
 
 /**
- * Rows of one column family that were read or written lately, absent ones included, in bounded
- * memory. Two generations: a row that is found in the old one moves to the young one, and when the
- * young one is full it becomes the old one, whose rows go. While no row went, a cache that began
- * with an empty family holds all of it, and a key that is not in it is absent.
+ * Rows of one column family on the heap, in bounded memory: all of them where they fit, else those
+ * that were read or written lately, absent ones included.
  *
- * Rows handed out stay valid until `write` or `adopt` is called, which no reader may see: a
- * generation that went lives as long as a row points into it. Not thread-safe.
+ * Where it has all rows it answers each read. Where it has some there are two generations: a row
+ * that is found in the old one moves to the young one, and when the young one is full it becomes
+ * the old one, whose rows go. All rows that have become too many are the first old generation.
+ *
+ * Each cache has an equal part of the budget. All rows may take more, up to what is left of three
+ * quarters of the budget: most caches need little. What was taken so is given up with the next
+ * batch when the others need their parts, which until then come on top of it.
+ *
+ * Rows handed out stay valid until `write` is called, which no reader may see: what went lives as
+ * long as a row points into it. Not thread-safe, but for reading `all`.
  *
  * @param budgetBytes for the caches of all column families of this JVM, and recent rows, together
- * @param beganEmpty the family has no rows yet
+ * @param empty the family, where it has no rows yet; null else
  */
-private[rocksdb] final class RowCache(budgetBytes: Long, beganEmpty: Boolean) {
+private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
   import RecordPages.{Delete, Merge, OpMask, Put}
   import RowCache._
 
+  private var whole = empty
   private var young = Generation.empty
   private var old = Generation.empty
-  private var hasAllRows = beganEmpty
   private var isCounted = false
+  private var reported = 0L // in `usedBytes`
 
-  def heapBytes: Long = young.bytes + old.bytes
+  /** All rows of the family, null where they are not here. */
+  def all: PagedFamily = whole
+
+  def heapBytes: Long = young.bytes + old.bytes + (if (whole == null) 0L else whole.heapBytes)
 
   /** Looks a key up; where the answer is `Found`, `into` shows the value. */
-  def find(keyBase: AnyRef, keyAt: Long, keyLen: Int, hash: Int, into: BytesRef): Int = {
+  def find(keyBase: AnyRef, keyAt: Long, keyLen: Int, hash: Int, into: BytesRef): Int =
+    if (whole == null) findSome(keyBase, keyAt, keyLen, hash, into)
+    else if (whole.get(keyBase, keyAt, keyLen, hash, into)) Found
+    else Absent
+
+  private def findSome(
+      keyBase: AnyRef,
+      keyAt: Long,
+      keyLen: Int,
+      hash: Int,
+      into: BytesRef): Int = {
     val address = young.find(keyBase, keyAt, keyLen, hash)
     if (address != 0) {
       young.show(address, into)
     } else {
       val older = old.find(keyBase, keyAt, keyLen, hash)
       if (older == 0) {
-        if (hasAllRows) Absent else Unknown
+        Unknown
       } else {
         val answer = old.show(older, into)
         if (answer == Absent) putAbsent(keyBase, keyAt, keyLen, hash)
@@ -50,82 +71,168 @@ private[rocksdb] final class RowCache(budgetBytes: Long, beganEmpty: Boolean) {
    * `found` that is not negative where the key is there, `NotSeen` where only `find` can tell,
    * another negative one where it is absent.
    */
-  def findSlots(other: RecordPages, records: Array[Int], count: Int, found: Array[Int]): Unit = {
-    young.findSlots(other, records, count, found)
-    if (hasAllRows && old.bytes == 0L) {
+  def findSlots(other: RecordPages, records: Array[Int], count: Int, found: Array[Int]): Unit =
+    if (whole == null) {
+      young.findSlots(other, records, count, found)
+    } else {
+      whole.findSlots(other, records, count, found)
       var i = 0
       while (i < count) {
-        if (found(i) == NotSeen) found(i) = KnownAbsent
+        if (found(i) < 0) found(i) = KnownAbsent
         i += 1
       }
     }
-  }
 
   def put(keyBase: AnyRef, keyAt: Long, keyLen: Int, hash: Int, value: BytesRef): Unit =
     if (hasRoom) {
       young.put(
         Put, keyBase, keyAt, keyLen, hash, value.base, value.at, value.length, inPlace = false)
-    } else {
-      hasAllRows = false
     }
 
   def putAbsent(keyBase: AnyRef, keyAt: Long, keyLen: Int, hash: Int): Unit =
     if (hasRoom) young.put(Delete, keyBase, keyAt, keyLen, hash, null, 0L, 0, inPlace = false)
 
+  /**
+   * Takes in all rows of the family; where they do not fit, the cache stays as it is.
+   *
+   * @param into the family without rows
+   * @param rows shows each row, and is closed where not all are asked for
+   * @param isWhole whether it showed them all, asked when it has ended
+   */
+  def load(into: PagedFamily, rows: CommittedCursor, isWhole: () => Boolean): Unit = {
+    count()
+    var ended = false
+    while (!ended && into.heapBytes <= mostWhole) {
+      ended = !rows.advance()
+      if (!ended) {
+        val (key, value) = (rows.key, rows.value)
+        into.load(
+          key.base, key.at, key.length, value.base, value.at, value.length, append = false)
+        report(into.heapBytes)
+      }
+    }
+    if (!ended) {
+      rows.close()
+    } else if (isWhole()) {
+      whole = into
+      young = Generation.empty
+      old = Generation.empty
+    }
+    report()
+  }
+
   /** Takes in a committed batch; nothing reads a row that was handed out. */
-  def write(change: FamilyChanges): Unit =
-    if (change.isAdoptable && hasRoom && heapBytes == 0L &&
-      change.overlay.table.pages.heapBytes + change.overlay.indexBytes <= maxBytes / 2) {
-      young = new Generation(change.overlay.table.pages, change.overlay.table)
+  def write(change: FamilyChanges): Unit = {
+    val first = if (whole == null) 0 else writeWhole(change)
+    if (first < change.length) writeSome(change, first)
+    report()
+  }
+
+  /** Takes changes in until the rows are too many to have all; returns how many changes. */
+  private def writeWhole(change: FamilyChanges): Int = {
+    count()
+    val overlay = change.overlay
+    if (whole.table.isEmpty && change.isAdoptable &&
+      overlay.table.pages.heapBytes + overlay.indexBytes <= mostWhole) {
+      whole.adopt(overlay)
+      change.length
     } else {
-      val pages = change.overlay.table.pages
+      val pages = overlay.table.pages
       val value = new BytesRef
       var i = 0
-      while (i < change.length) {
+      while (i < change.length && fits) {
         val address = change.address(i)
         val base = pages.base(address)
         val at = pages.keyOffset(address)
         val length = pages.keyLength(address)
-        val hash = RecordTable.hashKey(base, at, length)
         val op = change.op(i)
-        // The value of a merge, put together, is not kept where there are too many.
-        if (op == Merge || !hasRoom) {
-          hasAllRows = false
-          young.remove(base, at, length, hash)
-          old.remove(base, at, length, hash)
-        } else if (op == Delete) {
-          young.put(Delete, base, at, length, hash, null, 0L, 0, inPlace = true)
+        if (op == Delete) {
+          whole.unload(base, at, length)
         } else {
           change.value(i, value)
-          young.put(
-            Put, base, at, length, hash, value.base, value.at, value.length, inPlace = true)
+          whole.load(base, at, length, value.base, value.at, value.length, op == Merge)
         }
+        report()
         i += 1
       }
+      if (!fits) {
+        if (whole.heapBytes <= maxBytes) old = new Generation(whole.pages, whole.table)
+        whole = null
+      }
+      i
     }
+  }
+
+  /** Whether all rows are few enough, perhaps after their dead space was given up. */
+  private def fits: Boolean = whole.heapBytes <= mostWhole || {
+    whole.compactIfWasteful()
+    whole.heapBytes <= mostWhole
+  }
+
+  private def writeSome(change: FamilyChanges, first: Int): Unit = {
+    val pages = change.overlay.table.pages
+    val value = new BytesRef
+    var i = first
+    while (i < change.length) {
+      val address = change.address(i)
+      val base = pages.base(address)
+      val at = pages.keyOffset(address)
+      val length = pages.keyLength(address)
+      val hash = RecordTable.hashKey(base, at, length)
+      val op = change.op(i)
+      // The value of a merge, put together, is not kept where there are too many.
+      if (op == Merge || !hasRoom) {
+        young.remove(base, at, length, hash)
+        old.remove(base, at, length, hash)
+      } else if (op == Delete) {
+        young.put(Delete, base, at, length, hash, null, 0L, 0, inPlace = true)
+      } else {
+        change.value(i, value)
+        young.put(Put, base, at, length, hash, value.base, value.at, value.length, inPlace = true)
+      }
+      i += 1
+    }
+  }
 
   def close(): Unit = {
     if (isCounted) numCaches.decrementAndGet()
     isCounted = false
+    whole = null
     young = Generation.empty
     old = Generation.empty
-    hasAllRows = false
+    report()
   }
 
   /** Of the share of the budget, what the recent rows leave. */
   private def maxBytes: Long = share(budgetBytes) - RecentRows.maxBytes(share(budgetBytes))
 
+  /**
+   * All rows take so much at most: what other caches leave, or of an equal part so much that there
+   * is room for a young generation beside them when they are the old one.
+   */
+  def mostWhole: Long =
+    if (share(budgetBytes) < SmallestShare) 0L
+    else math.max(maxBytes / 4 * 3, budgetBytes / 4 * 3 - (usedBytes.get - reported))
+
+  /** Tells the other caches what this one holds, and what it is about to hold beside that. */
+  private def report(more: Long = 0L): Unit = {
+    val held = heapBytes + more
+    if (held != reported) usedBytes.addAndGet(held - reported)
+    reported = held
+  }
+
+  private def count(): Unit = if (!isCounted) {
+    isCounted = true
+    numCaches.incrementAndGet()
+  }
+
   /** Makes room for a row in the young generation; false where a cache is not worth its memory. */
   private def hasRoom: Boolean = {
-    if (!isCounted) {
-      isCounted = true
-      numCaches.incrementAndGet()
-    }
+    count()
     if (share(budgetBytes) < SmallestShare) {
       false
     } else {
-      if (young.bytes > maxBytes / 2) {
-        hasAllRows &= old.bytes == 0L
+      if (young.bytes > maxBytes / 2 || (young.bytes > maxBytes / 4 && heapBytes > maxBytes)) {
         old = young
         young = Generation.empty
       }
@@ -215,6 +322,9 @@ private[rocksdb] object RowCache {
 
   /** Caches that have a share of the budget. */
   private val numCaches = new AtomicInteger
+
+  /** Bytes that they hold, without what was read since their last batch. */
+  private val usedBytes = new AtomicLong
 
   /** Bytes for each cache of this JVM and the recent rows beside it. */
   def share(budgetBytes: Long): Long = budgetBytes / math.max(1, numCaches.get)

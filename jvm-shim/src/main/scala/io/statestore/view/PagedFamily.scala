@@ -90,7 +90,7 @@ private[statestore] final class PagedFamily(var family: ColumnFamily, expected: 
   }
 
   /**
-   * Puts a record with no way back, as a restore does.
+   * Puts a record with no way back, as a restore does; nothing reads the one that is there.
    *
    * @param append the value extends the one that is there (multi-value family)
    */
@@ -106,6 +106,8 @@ private[statestore] final class PagedFamily(var family: ColumnFamily, expected: 
     val slot = index.find(keyBase, keyAt, keyLen, hash)
     if (slot < 0) {
       add(hash, records.append(Put, keyBase, keyAt, keyLen, valueBase, valueAt, valueLen))
+    } else if (!append && records.valueLength(index.addressAt(slot)) == valueLen) {
+      records.overwriteValue(index.addressAt(slot), valueBase, valueAt)
     } else {
       val old = index.addressAt(slot)
       val address =

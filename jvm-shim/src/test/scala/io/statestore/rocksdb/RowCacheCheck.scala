@@ -26,17 +26,42 @@ object RowCacheCheck {
   private var misses = 0L
   private var absents = 0L
   private var hits = 0L
+  private var loads = 0L
+  private var wholes = 0L
+  private var outgrown = 0L
 
   def main(args: Array[String]): Unit = {
     val seed = args(0).toLong
     val batches = args(1).toInt
     for (budget <- budgets; beganEmpty <- Seq(true, false); multiValues <- Seq(true, false)) {
       val check = new RowCacheCheck(seed, budget, beganEmpty, multiValues)
-      (1 to batches).foreach(check.batch)
+      (1 to batches).foreach(check.batch(_))
       check.close()
     }
-    println(s"ok seed=$seed batches=$batches misses=$misses absents=$absents hits=$hits")
+    shareBudget(seed, batches)
+    println(s"ok seed=$seed batches=$batches misses=$misses absents=$absents hits=$hits " +
+      s"loads=$loads wholes=$wholes outgrown=$outgrown")
   }
+
+  /** Four caches with more rows than the budget: what one has beyond its part it gives back. */
+  private def shareBudget(seed: Long, batches: Int): Unit = {
+    val budget = 4L << 20
+    val checks = (0 until 4).map(i => new RowCacheCheck(seed + i, budget, true, false))
+    // The first has grown before the others begin.
+    (1 to batches).foreach(checks.head.batch(_))
+    val alone = checks.head.heapBytes
+    (1 to batches).foreach(number => checks.foreach(_.batch(number)))
+    checks.foreach(_.batch(0, commits = true))
+    val held = checks.map(_.heapBytes).sum
+    if (held > budget + checks.size * SlackBytes) {
+      System.err.println(s"more than the budget: seed=$seed held=$held alone=$alone")
+      System.exit(1)
+    }
+    checks.foreach(_.close())
+  }
+
+  // A page, and the largest value.
+  private val SlackBytes = 512L << 10
 
   private final class RowCacheCheck(
       seed: Long,
@@ -46,7 +71,7 @@ object RowCacheCheck {
     private val random = new Random(seed)
     private val keyGroups = new KeyGroups(64)
     private val family = ColumnFamily(0, "default", spec, schema, multiValues, internal = false)
-    private val cache = new RowCache(budget, beganEmpty)
+    private val cache = new RowCache(budget, if (beganEmpty) new PagedFamily(family) else null)
     private val toRow = UnsafeProjection.create(schema)
     private val rocksDB = mutable.HashMap.empty[Seq[Byte], Array[Byte]]
     private var model = Map.empty[String, Vector[String]]
@@ -104,7 +129,11 @@ object RowCacheCheck {
       }
     }
 
-    def batch(number: Int): Unit = {
+    def heapBytes: Long = cache.heapBytes
+
+    def batch(number: Int, commits: Boolean = false): Unit = {
+      if (cache.all == null && random.nextInt(4) == 0) load()
+      compareAll()
       val overlay = new Overlay(keyGroups, 1L << 30, () => scratchFile(), true)
       val state = new FamilyState(
         family,
@@ -134,7 +163,7 @@ object RowCacheCheck {
         }
       }
       // Most batches commit; the cache must know nothing of the others.
-      if (random.nextInt(4) > 0) {
+      if (commits || random.nextInt(4) > 0) {
         commit(overlay)
         model = next
       }
@@ -142,6 +171,31 @@ object RowCacheCheck {
     }
 
     def close(): Unit = cache.close()
+
+    /** Some are cut short, as cursors are when the last handle has gone. */
+    private def load(): Unit = {
+      val most = if (random.nextInt(3) > 0) rocksDB.size else random.nextInt(rocksDB.size + 1)
+      val entries = rocksDB.iterator.take(most)
+      val cursor = new CommittedCursor {
+        override def advance(): Boolean = entries.hasNext && {
+          val (bytes, found) = entries.next()
+          key.set(bytes.toArray, Platform.BYTE_ARRAY_OFFSET.toLong, bytes.length)
+          value.set(found, Platform.BYTE_ARRAY_OFFSET.toLong, found.length)
+          true
+        }
+      }
+      cache.load(new PagedFamily(family), cursor, () => most == rocksDB.size)
+      if (cache.all != null) loads += 1
+    }
+
+    /** All rows, where the cache says that it has them. */
+    private def compareAll(): Unit = if (cache.all != null) {
+      wholes += 1
+      val rows = cache.all.rows()
+      val found = mutable.HashMap.empty[Seq[Byte], Seq[Byte]]
+      while (rows.advance()) found.put(bytesOf(rows.key), bytesOf(rows.value))
+      same("all rows", found, rocksDB.view.mapValues(_.toSeq).toMap)
+    }
 
     private def commit(overlay: Overlay): Unit = {
       val slots = new Array[Int](RecordBlock.Capacity)
@@ -167,7 +221,9 @@ object RowCacheCheck {
       shown.foreach { case (ref, bytes) => same("row that was shown", bytesOf(ref), bytes) }
       if (change != null) {
         (0 until change.length).foreach(apply(overlay, change, _))
+        val hadAll = cache.all != null
         cache.write(change)
+        if (hadAll && cache.all == null) outgrown += 1
       }
     }
 

@@ -84,7 +84,7 @@ object ViewModelCheck {
       s"compactions=$compactions rowsWritten=$rows " +
       s"commits=$commits directories=${directories.size} adopted=$adopted"
 
-    /** In RocksDB: with a cache of few rows, so that most reads go behind it. */
+    /** In RocksDB: with caches of no row, of a few, so that most reads go behind it, and of all. */
     private def newView(): WorkingView = {
       val start = ViewVersion(0, null, null, rescalable = true)
       if (isInRocksDB) {
@@ -98,7 +98,7 @@ object ViewModelCheck {
           partition = 0,
           filter = 0, // until a directory is asked for
           blockCacheBytes = 1L << 20,
-          rowCacheBytes = 4L << 20)
+          rowCacheBytes = Seq(0L, 2L << 20, 1L << 30)(random.nextInt(3)))
       } else {
         val view = new PagedView(start, 64)
         families.foreach(view.addFamily(_))
