@@ -58,6 +58,7 @@ OF_TRIAL = 0.5
 """Share of steps that end a trial, where there is one."""
 ALONE = ("repair", "bootstrap", "convert", "try", "promote", "drop", "retain", "ask partitions")
 """What is not done while another one is under way."""
+MOST_DRAWS = 10_000
 OF_SPARK = ("read", "diff", "restore", "restore")
 """What is done to a checkpoint of Spark's own provider."""
 
@@ -66,7 +67,7 @@ def draw_step(world: World, rng: Generator, *, beside: bool = False) -> Step:
     """Draw the next step; `beside` another, which is under way."""
     names = list(world.plan.operations or OPERATIONS)
     weights = [OPERATIONS[name][1] for name in names]
-    while True:
+    for _ in range(MOST_DRAWS):
         name = str(rng.choice(names, p=[weight / sum(weights) for weight in weights]))
         tried = world.tried
         if tried is not None and tried.of is world.current and rng.random() < OF_TRIAL:
@@ -78,3 +79,4 @@ def draw_step(world: World, rng: Generator, *, beside: bool = False) -> Step:
         step = OPERATIONS[name][0](world, rng)
         if step is not None:
             return step if step.source is not None else replace(step, source=world.current)
+    raise RuntimeError(f"none of these can be done here: --operation {', '.join(names)}")

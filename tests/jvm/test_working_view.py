@@ -19,7 +19,7 @@ from tools.scala import SPARK_JARS
 CHECKS = Path(__file__).resolve().parents[2] / "jvm-shim/src/test/scala/io/statestore"
 IS_LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
 BATCHES = 300 if IS_LONG else 120
-BATCHES_OF_ROCKSDB = 150 if IS_LONG else 80
+BATCHES_OF_ROCKSDB = 300 if IS_LONG else 150
 JVM_FLAGS = tuple(
     f"--add-opens=java.base/{package}=ALL-UNNAMED"
     for package in ("java.nio", "java.lang", "sun.nio.ch")

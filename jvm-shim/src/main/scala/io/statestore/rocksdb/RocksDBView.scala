@@ -237,7 +237,8 @@ private[statestore] final class RocksDBView(
         val view = openView()
         val ends = view.timesEnded
         spent = 0L
-        cache.load(new PagedFamily(family), stored(null, null), () => view.timesEnded == ends)
+        cache.load(
+          new PagedFamily(family), stored(null, null), knownRows, () => view.timesEnded == ends)
         if (cache.all == null) tooMany = knownRows
       }
       cache.all != null

@@ -93,18 +93,27 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
     if (hasRoom) young.put(Delete, keyBase, keyAt, keyLen, hash, null, 0L, 0, inPlace = false)
 
   /**
-   * Takes in all rows of the family; where they do not fit, the cache stays as it is.
+   * Takes in all rows of the family; where they do not fit, the cache stays as it is. Where as many
+   * rows as expected, of the size of the first, would not fit, it reads no more than those.
    *
    * @param into the family without rows
    * @param rows shows each row, and is closed where not all are asked for
+   * @param expected number of rows, about
    * @param isWhole whether it showed them all, asked when it has ended
    */
-  def load(into: PagedFamily, rows: CommittedCursor, isWhole: () => Boolean): Unit = {
+  def load(
+      into: PagedFamily,
+      rows: CommittedCursor,
+      expected: Long,
+      isWhole: () => Boolean): Unit = {
     count()
     var ended = false
-    while (!ended && into.heapBytes <= mostWhole) {
+    var numRows = 0
+    def willFit = numRows != SampledRows || into.pages.liveBytes / numRows * expected <= mostWhole
+    while (!ended && into.heapBytes <= mostWhole && willFit) {
       ended = !rows.advance()
       if (!ended) {
+        numRows += 1
         val (key, value) = (rows.key, rows.value)
         into.load(
           key.base, key.at, key.length, value.base, value.at, value.length, append = false)
@@ -140,7 +149,9 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
       val pages = overlay.table.pages
       val value = new BytesRef
       var i = 0
-      while (i < change.length && fits) {
+      var keeps = fits
+      var held = whole.heapBytes
+      while (i < change.length && keeps) {
         val address = change.address(i)
         val base = pages.base(address)
         val at = pages.keyOffset(address)
@@ -152,10 +163,15 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
           change.value(i, value)
           whole.load(base, at, length, value.base, value.at, value.length, op == Merge)
         }
-        report()
+        // It grows by pages: most rows cost no look at the other caches.
+        if (whole.heapBytes != held) {
+          report()
+          keeps = fits
+          held = whole.heapBytes
+        }
         i += 1
       }
-      if (!fits) {
+      if (!keeps) {
         if (whole.heapBytes <= maxBytes) old = new Generation(whole.pages, whole.table)
         whole = null
       }
@@ -319,6 +335,9 @@ private[rocksdb] object RowCache {
 
   /** In place of a slot: absent. */
   private val KnownAbsent = -2
+
+  /** So many rows tell how large the others are. */
+  private val SampledRows = 1000
 
   /** Caches that have a share of the budget. */
   private val numCaches = new AtomicInteger

@@ -184,7 +184,7 @@ object RowCacheCheck {
           true
         }
       }
-      cache.load(new PagedFamily(family), cursor, () => most == rocksDB.size)
+      cache.load(new PagedFamily(family), cursor, rocksDB.size, () => most == rocksDB.size)
       if (cache.all != null) loads += 1
     }
 

@@ -76,6 +76,7 @@ object ViewModelCheck {
     private var compactions = 0
     private var rows = 0L
     private var adopted = 0
+    private var numViews = 0
     private val keyOf = families.map(f => f.name -> projection(f.spec.keySchema)).toMap
     private val toValue = projection(valueSchema)
     private var view = newView()
@@ -86,6 +87,7 @@ object ViewModelCheck {
 
     /** In RocksDB: with caches of no row, of a few, so that most reads go behind it, and of all. */
     private def newView(): WorkingView = {
+      numViews += 1
       val start = ViewVersion(0, null, null, rescalable = true)
       if (isInRocksDB) {
         new RocksDBView(
@@ -98,7 +100,7 @@ object ViewModelCheck {
           partition = 0,
           filter = 0, // until a directory is asked for
           blockCacheBytes = 1L << 20,
-          rowCacheBytes = Seq(0L, 2L << 20, 1L << 30)(random.nextInt(3)))
+          rowCacheBytes = Seq(0L, 2L << 20, 0L, 1L << 30)(numViews % 4))
       } else {
         val view = new PagedView(start, 64)
         families.foreach(view.addFamily(_))
