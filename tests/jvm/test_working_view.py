@@ -66,7 +66,7 @@ def test_row_cache_equals_model_when_operations_are_random(
     classes: Path, pytestconfig: pytest.Config
 ) -> None:
     """Catches a stale row, a row that is said to be absent, and a shown row that is overwritten."""
-    counts = run(classes, "rocksdb.RowCacheCheck", pytestconfig, 60)
+    counts = run(classes, "rocksdb.RowCacheCheck", pytestconfig, 90)
 
     for name in ("misses", "absents", "hits", "wholes"):
         assert int(counts[name]) > 100, f"the run proved nothing about {name}"

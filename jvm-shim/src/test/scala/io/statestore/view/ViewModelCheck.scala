@@ -100,7 +100,7 @@ object ViewModelCheck {
           partition = 0,
           filter = 0, // until a directory is asked for
           blockCacheBytes = 1L << 20,
-          rowCacheBytes = Seq(0L, 2L << 20, 0L, 1L << 30)(numViews % 4))
+          rowCacheBytes = Seq(0L, 2L << 20, 4L << 20, 1L << 30)(numViews % 4))
       } else {
         val view = new PagedView(start, 64)
         families.foreach(view.addFamily(_))
