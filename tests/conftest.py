@@ -29,7 +29,7 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", archive_options("submit"))
 def pytest_collection_modifyitems(items):
     """Leave most cases of `few` to the long lane, and begin with the longest tests.
 
-    So all processes end at about the same time.
+    So two processes end at about the same time.
     """
     cases = defaultdict(list)
     for item in items:

@@ -47,19 +47,6 @@ IGNORED_WARNINGS = [
 EXTENDED = pytest.mark.extended
 ON_EACH_SPARK = [EXTENDED, pytest.mark.each_spark]
 """Of `test-all` on the newest Spark, and of `test-spark` on the others."""
-LONGEST = (
-    "test_evolution",
-    "test_hdfs",
-    "test_join_format_operations",
-    "test_join_formats",
-    "test_lifecycle",
-    "test_operators",
-    "test_restore_from_spark",
-    "test_state_reader",
-    "test_transform_with_state",
-    "test_try",
-)
-"""Files whose tests take longest together."""
 MakeLane = Callable[..., Lane]
 RunOnce = Callable[[Query, str], Lane]
 RunReference = Callable[[Query], Lane]
@@ -100,8 +87,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # Tests of a file share an application; those that start more take turns.
         group = "jobs" if _has_own_processes(item) and here in item.path.parents else item.path.stem
         item.add_marker(pytest.mark.xdist_group(group))
-    # The longest ones first, so that all processes end at about the same time.
-    items.sort(key=lambda item: (not _has_own_processes(item), item.path.stem not in LONGEST))
+    # The longest ones first, so that two processes end at about the same time.
+    items.sort(key=_has_own_processes, reverse=True)
 
 
 def pytest_exception_interact() -> None:
