@@ -150,7 +150,8 @@ class StoreFacts:
         spreads: By field of `PartitionFacts`.
         key_groups: For each state partition, rows by key-group class; None where not known.
         heaviest: Keys with the most bytes of values; None where rows were not read.
-        hottest: Keys that changed most often; likewise, and none of Spark's own providers.
+        hottest: Keys that changed most often; None where the changes were not read, and none of
+            Spark's own providers.
     """
 
     operator: int

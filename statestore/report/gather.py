@@ -48,6 +48,8 @@ NUM_OPERATIONS = 100
 NUM_HEAVIEST = 10
 READ_BYTES = 64 << 20
 """State up to this size is read for such keys without being asked to."""
+_FEW_STORES = 32
+"""So many stores of state partitions at most: a delta of each version of each of them is read."""
 _ROWS_A_SECOND = 500_000
 _BYTES_A_SECOND = 100 << 20
 """What one core restores of rows into memory, and fetches for a local database (benchmarks W3)."""
@@ -74,8 +76,17 @@ def gather(
     newest = versions.get(info.newest_version, {})
     times = _commits_by_store(versions.values())
     is_read = deep or sum(state.full_bytes for state in newest.values()) <= READ_BYTES
+    has_few = deep or (is_read and len(newest) <= _FEW_STORES)
     stores = tuple(
-        _store_facts(checkpoint, operator.id, store.name, newest, times, is_read=is_read)
+        _store_facts(
+            checkpoint,
+            operator.id,
+            store.name,
+            newest,
+            times,
+            is_read=is_read,
+            are_changes_read=has_few,
+        )
         for operator in checkpoint.operators
         for store in operator.stores
         if any(_is_of(state, operator.id, store.name) for state in newest.values())
@@ -140,6 +151,7 @@ def _store_facts(
     times: dict[object, list[CommitTimes]],
     *,
     is_read: bool,
+    are_changes_read: bool,
 ) -> StoreFacts:
     states = [state for state in newest.values() if _is_of(state, operator, name)]
     states.sort(key=lambda state: state.store.partition)
@@ -167,7 +179,7 @@ def _store_facts(
         spreads=spreads,
         key_groups=_key_groups(states),
         heaviest=_heaviest(source, states) if is_read else None,
-        hottest=_hottest(source, states) if is_read else None,
+        hottest=_hottest(source, states) if are_changes_read else None,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -54,23 +53,21 @@ def most_changed_keys(
             to_fix="compare two versions: `statestore diff`",
         )
     versions = list(_versions(checkpoint, rows, version))
-    best: list[tuple[pa.Table, int]] = []
+    best = []
     for store in rows.states:
         keys = [_keys(checkpoint, heads[store], rows.name) for heads in versions]
         counted = pa.table({"key": pa.chunked_array(keys, pa.binary())}).group_by("key")
-        found = counted.aggregate([([], "count_all")]).select(["key", "count_all"])
-        found = found.rename_columns(["key", "num_changes"])
-        found = found.sort_by([("num_changes", "descending")]).slice(0, num_keys)
-        best.append((found, store.partition))
-    joined = pa.concat_tables([found for found, _ in best])
-    partitions = np.repeat(
-        np.array([partition for _, partition in best], np.int32),
-        [found.num_rows for found, _ in best],
-    )
-    table = joined.add_column(1, "partition_id", pa.array(partitions)).append_column(
-        "num_versions", pa.array(np.full(len(joined), len(versions), np.int64))
-    )
-    table = table.sort_by([("num_changes", "descending")]).slice(0, num_keys)
+        found = counted.aggregate([([], "count_all")]).sort_by([("count_all", "descending")])
+        found = found.slice(0, num_keys)
+        partition = pa.scalar(store.partition, pa.int32())
+        columns = {
+            "key": found["key"],
+            "partition_id": pa.repeat(partition, found.num_rows),
+            "num_changes": found["count_all"],
+            "num_versions": pa.repeat(len(versions), found.num_rows),
+        }
+        best.append(pa.table(columns))
+    table = pa.concat_tables(best).sort_by([("num_changes", "descending")]).slice(0, num_keys)
     return table.set_column(0, "key", decode_keys(table["key"].combine_chunks(), rows.family))
 
 

@@ -1,4 +1,4 @@
-"""Retained savepoints: taken one after the other into a directory, of which the newest stay.
+"""FoundSavepoint savepoints: taken one after the other into a directory, of which the newest stay.
 
 They are the only savepoints that this package deletes. It deletes those that it has taken itself,
 which it knows by their names and their query, when a newer one is whole and was checked.
@@ -30,6 +30,7 @@ from statestore.operations.new_directory import (
     unfinished_operation,
 )
 from statestore.operations.result import Change, Result
+from statestore.operations.savepoint.find import FoundSavepoint
 from statestore.operations.savepoint.savepoint import SavepointInfo, read_savepoint, take_savepoint
 from statestore.operations.upkeep.verify import verify
 
@@ -68,19 +69,6 @@ class Retention:
                 keep=self.keep,
                 to_fix="give a whole number from 1",
             )
-
-
-@dataclass(frozen=True, slots=True)
-class Retained:
-    """A savepoint in the directory.
-
-    Attributes:
-        uri: Where it is.
-        info: What it says about itself.
-    """
-
-    uri: str
-    info: SavepointInfo
 
 
 @dataclass(frozen=True, repr=False)
@@ -209,7 +197,7 @@ class _Attempt:
         """Return what it would do."""
         with open_checkpoint(self._place) as checkpoint:
             there = self._there(checkpoint)
-            taken, state_bytes, version = None, 0, there[-1].info.version if there else 0
+            taken, state_bytes, version = None, 0, there[-1].savepoint.version if there else 0
             if self._is_new(checkpoint, there):
                 would = take_savepoint(
                     self._place, self._target(checkpoint), _itself, form=self._form, dry_run=True
@@ -253,7 +241,7 @@ class _Attempt:
             source=self._place.uri,
             directory=self._uri,
             taken=taken,
-            version=there[-1].info.version,
+            version=there[-1].savepoint.version,
             state_bytes=state_bytes,
             deleted=tuple(one.uri for one in doomed),
             left_over=tuple(left_over),
@@ -279,9 +267,9 @@ class _Attempt:
                     "deleted": list(result.deleted) if result else [],
                     "num_kept": len(there),
                     "newest": newest and newest.uri,
-                    "newest_version": newest and newest.info.version,
-                    "newest_ms": newest and newest.info.created_ms,
-                    "newest_bytes": newest and newest.info.state_bytes,
+                    "newest_version": newest and newest.savepoint.version,
+                    "newest_ms": newest and newest.savepoint.created_ms,
+                    "newest_bytes": newest and newest.savepoint.state_bytes,
                 }
                 write_text(io, f"{path}/{STATUS_NAME}", json.dumps(said, indent=2), overwrite=True)
         except StateStoreError:
@@ -305,7 +293,7 @@ class _Attempt:
         io, path = self._open(checkpoint, self._uri)
         return sorted(name for name in io.list_directories(path or "/") if NAME.fullmatch(name))
 
-    def _there(self, checkpoint: OpenCheckpoint) -> list[Retained]:
+    def _there(self, checkpoint: OpenCheckpoint) -> list[FoundSavepoint]:
         """Return the savepoints in the directory that are whole, oldest first.
 
         One whose time is still to come, by a clock that was wrong, is older than all others.
@@ -330,17 +318,18 @@ class _Attempt:
                     query=query_id,
                     to_fix="name a directory of this query's own",
                 )
-            found.append(Retained(uri, info))
+            found.append(FoundSavepoint(uri, info))
         now_ms = self._directory.clock.now_ms()
         return sorted(
-            found, key=lambda one: (one.info.created_ms <= now_ms, one.info.created_ms, one.uri)
+            found,
+            key=lambda one: (one.savepoint.created_ms <= now_ms, one.savepoint.created_ms, one.uri),
         )
 
-    def _is_new(self, checkpoint: OpenCheckpoint, there: list[Retained]) -> bool:
+    def _is_new(self, checkpoint: OpenCheckpoint, there: list[FoundSavepoint]) -> bool:
         """Whether a batch was committed since the newest savepoint was taken."""
         if not there:
             return True
-        newest = there[-1].info
+        newest = there[-1].savepoint
         if newest.version != checkpoint.newest_version:
             return True
         # After a restore the same number may be another version.
@@ -350,14 +339,14 @@ class _Attempt:
             for each in commits
         )
 
-    def _doomed(self, there: list[Retained | None]) -> list[Retained]:
+    def _doomed(self, there: list[FoundSavepoint | None]) -> list[FoundSavepoint]:
         """Return what is not to stay, oldest first; None stands for the savepoint to be taken."""
         oldest_ms = self._now_ms - (self._retention.max_age_ms or self._now_ms)
         stays = there[-self._retention.keep :]
         return [
             one
             for one in there[:-1]
-            if one is not None and (one not in stays or one.info.created_ms < oldest_ms)
+            if one is not None and (one not in stays or one.savepoint.created_ms < oldest_ms)
         ]
 
     def _left_over(self, checkpoint: OpenCheckpoint) -> list[str]:
