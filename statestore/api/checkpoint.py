@@ -883,7 +883,7 @@ class Checkpoint(Directory):
     ) -> RetainedSavepoints:
         """Take a savepoint into a directory of this query's, and delete old ones that it has there.
 
-        What is taken is `savepoint-<time>` in the directory. Nothing is taken where no batch was
+        What is taken is `savepoint-<time>-<id>` in the directory: nothing, where no batch was
         committed since the newest one. Only savepoints of such names and of this query are deleted.
 
         Args:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 @click.option(
     "--keep",
     type=click.IntRange(1),
-    help="Take savepoint-<time> in DESTINATION, and keep so many of those there, the newest.  "
+    help="Take savepoint-<time>-<id> in DESTINATION, and keep so many of those there, the newest.  "
     "[default: 5 with --max-age or --every]",
 )
 @click.option(

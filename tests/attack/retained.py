@@ -39,13 +39,13 @@ class Retained:
             directory: The checkpoint.
             state: What a savepoint that is new must hold; None for what it has.
         """
-        before, names = set(self.known), []
-        for path in sorted(self.path.glob("savepoint-*")):
+        before, created = set(self.known), {}
+        for path in self.path.glob("savepoint-*"):
             try:
                 info = Savepoint(path).info
             except StateStoreError:
                 continue
-            names.append(path.name)
+            created[path.name] = info.created_ms
             if path.name not in self.known:
                 made = directory.at(path, is_savepoint=True, batch=info.version - 1)
                 made.state = read_state(world, made) if state is None else state
@@ -53,6 +53,7 @@ class Retained:
                 made.num_partitions = info.num_partitions
                 self.known[path.name] = made
             audit(world, self.known[path.name])
+        names = sorted(created, key=lambda name: created[name])
         self.known = {name: self.known[name] for name in names}
         require(names or not before, "no savepoint is whole any more", f"before: {before}")
         return names
@@ -82,12 +83,12 @@ def retain(world: World, rng: Generator) -> Step:
         kept.look(world, directory, directory.state)
 
     def check(state: State, _: object) -> None:
-        known = {*before, *kept.known}
+        known = [*before, *kept.known]
         names = kept.look(world, directory, state)
         newest = kept.known[names[-1]]
         require(newest.state == state, "the newest savepoint is not of now", names[-1])
-        wrong = f"{names} of {sorted(known)} and new ones, keep={keep}"
-        stays = sorted({*known, *names})[-keep:]
+        wrong = f"{names} of {known} and new ones, keep={keep}"
+        stays = [*dict.fromkeys([*known, *names])][-keep:]
         require(names == stays or (is_short and set(names) <= set(stays)), "retained", wrong)
         if restores:
             made = newest.at(world.new_path(), is_savepoint=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from random import Random
 
@@ -107,8 +108,11 @@ def test_savepoints_are_those_of_a_plain_list(tmp_path, seed):
         result = query.retain(keep=keep, max_age=max_age)
 
         assert (result.taken is not None) == is_new
-        for what_of in ("taken", "version", "deleted", "left_over", "kept"):
+        for what_of in ("version", "deleted", "left_over"):
             assert getattr(planned, what_of) == getattr(result, what_of), what_of
+        assert (planned.taken is None) == (result.taken is None)
+        unchanged = [uri for uri in result.kept if uri != result.taken]
+        assert [uri for uri in planned.kept if uri != planned.taken] == unchanged
         assert [one for _, one, _ in kept if one in result.deleted] == [*result.deleted]
         kept = [(at_ms, result.taken if uri == "new" else uri, v) for at_ms, uri, v in stays]
         assert [*result.kept] == [uri for _, uri, _ in kept]
@@ -171,20 +175,90 @@ def test_what_an_attempt_left_goes_when_nobody_writes_it(tmp_path):
     """Catches a savepoint under way that is deleted, and one that was killed and stays for ever."""
     query = at_rest(tmp_path)
     mark = metadata_fields(unfinished="savepoint", attempt="a").encode()
-    query.io.make_directory("/kept/savepoint-20260101T000000Z")
-    query.io.write("/kept/savepoint-20260101T000000Z/metadata", mark, sync=False, overwrite=True)
+    query.io.write(
+        "/kept/savepoint-20260101T000000Z-0000000a/metadata", mark, sync=False, overwrite=True
+    )
     users = {"/kept/savepoint-mine", "/kept/x-20260101T000000Z"}
     for one in users:
         query.io.write(f"{one}/metadata", mark, sync=False, overwrite=True)
-    query.io.write("/kept/savepoint-20260102T000000Z/other", b"", sync=False, overwrite=True)
+    query.io.write(
+        "/kept/savepoint-20260102T000000Z-0000000a/other", b"", sync=False, overwrite=True
+    )
     query.clock.advance(HOUR_MS - 1_000)
 
     assert query.retain().left_over == ()
     query.clock.advance(2_000)
-    assert query.retain().left_over == ("/kept/savepoint-20260101T000000Z",)
+    assert query.retain().left_over == ("/kept/savepoint-20260101T000000Z-0000000a",)
 
-    assert users | {"/kept/savepoint-20260102T000000Z"} <= query.there()
-    assert "/kept/savepoint-20260101T000000Z" not in query.there()
+    assert users | {"/kept/savepoint-20260102T000000Z-0000000a"} <= query.there()
+    assert "/kept/savepoint-20260101T000000Z-0000000a" not in query.there()
+
+
+def test_an_empty_directory_goes_when_its_name_is_old(tmp_path):
+    """Catches a directory that a kill before the first file, or after the last, leaves for ever."""
+    query = make_query(tmp_path / "query")
+    kept = tmp_path / "kept"
+    clock = ManualClock(START_MS)  # 2027-01-15 08:00
+    empty = {f"savepoint-20270115T06{minute}00Z-0000000a" for minute in ("00", "59")}
+    stays = {"savepoint-20270115T070100Z-0000000a", "savepoint-20270115T060000Z", "mine"}
+    for name in empty | stays:
+        (kept / name / "state").mkdir(parents=True)
+
+    for dry_run in (True, False):
+        result = at(query.path, clock=clock).retain_savepoint(
+            at(kept, clock=clock), dry_run=dry_run
+        )
+        assert {*result.left_over} == {f"{kept}/{name}" for name in empty}
+
+    there = {one.name for one in kept.iterdir()}
+    assert there == stays | {result.taken.rpartition("/")[2], "status.json"}
+
+
+class Meanwhile:
+    """A report of progress that does something else at its first call."""
+
+    def __init__(self, act):
+        self.act = act
+
+    def __call__(self, _done, _total):
+        act, self.act = self.act, lambda: None
+        act()
+
+
+def test_a_run_within_another_leaves_both_their_savepoints(tmp_path):
+    """Catches two runs of one second that write one directory, or delete each other's."""
+    query = at_rest(tmp_path)
+    before = query.there()
+    inner = []
+
+    outer = query.retain(keep=1, progress=Meanwhile(lambda: inner.append(query.retain(keep=1))))
+
+    assert inner[0].deleted == tuple(sorted(before))
+    assert outer.deleted == ()
+    assert query.there() == {inner[0].taken, outer.taken}
+    assert [one.verify(deep=True).findings for one in query.whole()] == [()] * 2
+    assert len(query.retain(keep=1).kept) == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_runs_at_once_leave_whole_savepoints_of_the_newest_version(tmp_path, seed):
+    """Catches a run that fails for another one, and two that delete all that there is."""
+    random, query = Random(seed), make_query(tmp_path / "query")
+    checkpoint = Checkpoint(query.path)
+    for _ in range(4):
+        query.run_batch({"a": "b"})
+        keep = random.choice([1, 2])
+        with ThreadPoolExecutor(4) as runs:
+            taken = [
+                runs.submit(checkpoint.retain_savepoint, tmp_path / "kept", keep=keep)
+                for _ in range(random.choice([2, 4]))
+            ]
+            results = [each.result() for each in taken]
+        whole = checkpoint.savepoints(tmp_path / "kept")
+        assert whole[-1].info.version == checkpoint.info.newest_version
+        assert all(one.verify(deep=True).findings == () for one in whole)
+        assert len(whole) <= keep + len(results)
+    assert len(checkpoint.retain_savepoint(tmp_path / "kept", keep=1).kept) == 1
 
 
 def test_version_that_came_after_a_restore_is_taken(tmp_path):

@@ -1,4 +1,4 @@
-"""FoundSavepoint savepoints: taken one after the other into a directory, of which the newest stay.
+"""Retained savepoints: taken one after the other into a directory, of which the newest stay.
 
 They are the only savepoints that this package deletes. It deletes those that it has taken itself,
 which it knows by their names and their query, when a newer one is whole and was checked.
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from statestore.operations.result import Progress
     from statestore.operations.savepoint.savepoint import SavepointForm
 
-NAME = re.compile(r"savepoint-\d{8}T\d{6}Z")
+NAME = re.compile(r"savepoint-\d{8}T\d{6}Z-[0-9a-f]{8}")
 STATUS_NAME = "status.json"
 _IDLE_MS = 3_600_000
 """An unfinished savepoint that nothing was written to for so long was killed, as a pin's is."""
@@ -139,7 +139,7 @@ def retain_savepoint(
     Args:
         place: The checkpoint.
         directory: Where the query's savepoints are, and nothing but them is looked at: directories
-            `savepoint-<time>` directly in it.
+            `savepoint-<time>-<id>` directly in it.
         retention: Which of them stay.
         form: As `take_savepoint`.
         dry_run: Whether to change nothing.
@@ -200,7 +200,7 @@ class _Attempt:
             taken, state_bytes, version = None, 0, there[-1].savepoint.version if there else 0
             if self._is_new(checkpoint, there):
                 would = take_savepoint(
-                    self._place, self._target(checkpoint), _itself, form=self._form, dry_run=True
+                    self._place, self._target(), _itself, form=self._form, dry_run=True
                 )
                 taken, state_bytes, version = would.target, would.size_bytes, would.version
             doomed = self._doomed([*there, *([None] if taken else [])])
@@ -222,21 +222,23 @@ class _Attempt:
         """Do it."""
         taken, state_bytes = None, 0
         with open_checkpoint(self._place) as checkpoint:
-            is_new = self._is_new(checkpoint, self._there(checkpoint))
-            target = self._target(checkpoint)
+            before = self._there(checkpoint)
+            is_new = self._is_new(checkpoint, before)
         if is_new:
-            made = take_savepoint(self._place, target, _itself, form=self._form, progress=progress)
+            made = take_savepoint(
+                self._place, self._target(), _itself, form=self._form, progress=progress
+            )
             taken, state_bytes = made.target, made.size_bytes
         with open_checkpoint(self._place) as checkpoint:
             # The new one is the newest, also by a clock that goes behind another one's.
             there = sorted(self._there(checkpoint), key=lambda one: one.uri == taken)
-            doomed = self._doomed([*there])
+            # Of two runs at once, either would delete what the other has just taken.
+            doomed = [one for one in self._doomed([*there]) if one in before]
             left_over = self._left_over(checkpoint)
             if doomed:
                 self._check_whole(there[-1].uri)
             for uri in [*(one.uri for one in doomed), *left_over]:
-                io, path = self._open(checkpoint, uri)
-                delete_directory(io, path)
+                self._delete(*self._open(checkpoint, uri))
         return RetainedSavepoints(
             source=self._place.uri,
             directory=self._uri,
@@ -276,11 +278,9 @@ class _Attempt:
             if error is None:
                 raise
 
-    def _target(self, checkpoint: OpenCheckpoint) -> Place:
-        """Return the place of a new savepoint: of this second, or the next one that has none."""
-        taken, second = self._names(checkpoint), self._now_ms // 1000
-        while (name := f"savepoint-{datetime.fromtimestamp(second, UTC):%Y%m%dT%H%M%SZ}") in taken:
-            second += 1
+    def _target(self) -> Place:
+        """Return the place of a new savepoint, which no other run has."""
+        name = f"{_name_at(self._now_ms)}-{self._directory.ids.new_id()[-8:]}"
         return self._at(f"{self._uri}/{name}")
 
     def _open(self, checkpoint: OpenCheckpoint, uri: str) -> tuple[TreeFileIO, str]:
@@ -322,7 +322,12 @@ class _Attempt:
         now_ms = self._directory.clock.now_ms()
         return sorted(
             found,
-            key=lambda one: (one.savepoint.created_ms <= now_ms, one.savepoint.created_ms, one.uri),
+            key=lambda one: (
+                one.savepoint.created_ms <= now_ms,
+                one.savepoint.created_ms,
+                one.savepoint.version,
+                one.uri,
+            ),
         )
 
     def _is_new(self, checkpoint: OpenCheckpoint, there: list[FoundSavepoint]) -> bool:
@@ -351,17 +356,28 @@ class _Attempt:
 
     def _left_over(self, checkpoint: OpenCheckpoint) -> list[str]:
         """Return what killed attempts have begun, or begun to delete."""
+        idle_ms = self._now_ms - _IDLE_MS
         found = []
         for name in self._names(checkpoint):
             io, path = self._open(checkpoint, f"{self._uri}/{name}")
             operation = unfinished_operation(io, path)
-            if operation == "delete" or (operation == "savepoint" and self._is_idle(io, path)):
+            files = io.list_tree(path)
+            if files:
+                is_idle = max(file.modified_ms for file in files) < idle_ms
+                is_left = operation == "delete" or (operation == "savepoint" and is_idle)
+            else:  # killed before its first file, or after the last one was deleted
+                is_left = name < _name_at(idle_ms)
+            if is_left:
                 found.append(f"{self._uri}/{name}")
         return found
 
-    def _is_idle(self, io: TreeFileIO, path: str) -> bool:
-        written = [each.modified_ms for each in (*io.list(path), *io.list_tree(path))]
-        return max(written, default=self._now_ms) < self._now_ms - _IDLE_MS
+    def _delete(self, io: TreeFileIO, path: str) -> None:
+        try:
+            delete_directory(io, path)
+        except StateStoreError as error:
+            # Another run may delete it, too.
+            if error.kind not in ("file-not-found", "directory-gone"):
+                raise
 
     def _check_whole(self, uri: str) -> None:
         """Check the savepoint for which others go.
@@ -380,6 +396,11 @@ class _Attempt:
                 found=findings[0].problem,
                 to_fix=f"delete it with `rm -r {uri}`, or wait for a newer one",
             )
+
+
+def _name_at(time_ms: float) -> str:
+    """Return how the names of savepoints of a time begin; later ones sort behind it."""
+    return f"savepoint-{datetime.fromtimestamp(time_ms // 1000, UTC):%Y%m%dT%H%M%SZ}"
 
 
 def _itself(info: SavepointInfo) -> SavepointInfo:
