@@ -131,8 +131,13 @@ object RowCacheCheck {
 
     def heapBytes: Long = cache.heapBytes
 
+    /**
+     * In turns of 15: a batch that leaves few rows, one before which all of them are read, and one
+     * that puts more than a small cache has room for. What else happens is drawn.
+     */
     def batch(number: Int, commits: Boolean = false): Unit = {
-      if (cache.all == null && random.nextInt(4) == 0) load()
+      val (isDeleted, isLoaded, isOutgrown) = (number % 15 == 5, number % 15 == 6, number % 15 == 7)
+      if (cache.all == null && (isLoaded || random.nextInt(4) == 0)) load(isCut = !isLoaded)
       compareAll()
       val overlay = new Overlay(keyGroups, 1L << 30, () => scratchFile(), true)
       val state = new FamilyState(
@@ -162,8 +167,17 @@ object RowCacheCheck {
             same(s"values in batch $number", found, next.getOrElse(key, Vector.empty))
         }
       }
+      if (isDeleted) {
+        next.keys.drop(40).foreach(key => state.remove(rowOf(key)))
+        next = next.take(40)
+      }
+      if (isOutgrown) (0 until 20).foreach { i =>
+        val value = "x" * 100000
+        state.put(rowOf(s"key$i"), rowOf(value))
+        next += s"key$i" -> Vector(value)
+      }
       // Most batches commit; the cache must know nothing of the others.
-      if (commits || random.nextInt(4) > 0) {
+      if (commits || isDeleted || isLoaded || isOutgrown || random.nextInt(4) > 0) {
         commit(overlay)
         model = next
       }
@@ -172,9 +186,10 @@ object RowCacheCheck {
 
     def close(): Unit = cache.close()
 
-    /** Some are cut short, as cursors are when the last handle has gone. */
-    private def load(): Unit = {
-      val most = if (random.nextInt(3) > 0) rocksDB.size else random.nextInt(rocksDB.size + 1)
+    /** Some that may be are cut short, as cursors are when the last handle has gone. */
+    private def load(isCut: Boolean): Unit = {
+      val most =
+        if (!isCut || random.nextInt(3) > 0) rocksDB.size else random.nextInt(rocksDB.size + 1)
       val entries = rocksDB.iterator.take(most)
       val cursor = new CommittedCursor {
         override def advance(): Boolean = entries.hasNext && {

@@ -48,6 +48,9 @@ object ViewModelCheck {
   private val rangedLists = ranged.copy(id = 3, name = "rangedLists", multiValues = true)
   private val families = Seq(plain, ranged, lists, rangedLists)
 
+  /** Bytes that hold no family's rows, and room for some 100 recent ones. */
+  private val FewRecent = 320L << 10
+
   private type Entry = (Seq[Any], Vector[String])
   private type Rows = Map[Seq[Any], Vector[String]]
   private type Model = Map[String, Rows]
@@ -76,6 +79,8 @@ object ViewModelCheck {
     private var compactions = 0
     private var rows = 0L
     private var adopted = 0
+    private var opened = 0
+    private var followed = 0
     private var numViews = 0
     private val keyOf = families.map(f => f.name -> projection(f.spec.keySchema)).toMap
     private val toValue = projection(valueSchema)
@@ -83,10 +88,10 @@ object ViewModelCheck {
 
     def counts: String = s"rollBacks=$rollBacks spilledRuns=$spills " +
       s"compactions=$compactions rowsWritten=$rows " +
-      s"commits=$commits directories=${directories.size} adopted=$adopted"
+      s"commits=$commits opened=$opened followed=$followed adopted=$adopted"
 
     /** In RocksDB: with caches of no row, of a few, so that most reads go behind it, and of all. */
-    private def newView(): WorkingView = {
+    private def newView(cacheBytes: Option[Long] = None): WorkingView = {
       numViews += 1
       val start = ViewVersion(0, null, null, rescalable = true)
       if (isInRocksDB) {
@@ -100,7 +105,8 @@ object ViewModelCheck {
           partition = 0,
           filter = 0, // until a directory is asked for
           blockCacheBytes = 1L << 20,
-          rowCacheBytes = Seq(0L, 2L << 20, 4L << 20, 1L << 30)(numViews % 4))
+          rowCacheBytes =
+            cacheBytes.getOrElse(Seq(0L, 2L << 20, 4L << 20, 1L << 30)(numViews % 4)))
       } else {
         val view = new PagedView(start, 64)
         families.foreach(view.addFamily(_))
@@ -163,27 +169,39 @@ object ViewModelCheck {
 
     def batch(number: Int): Unit = {
       deleteDirectories()
+      // What each run has to have comes in turns; all else is drawn.
+      val turn = number % 20
+      // One whose records may be taken over: the view is empty, and one family is written, each key
+      // once.
+      val isAdopted = turn == 5
+      val isRolledBack = turn == 8 || turn == 18
+      // A batch of minutes puts the same few keys anew, until most of its records are replaced.
+      val isLong = turn == 10
+      // In RocksDB: each of these versions is opened, with a cache of no row, and with room for few
+      // recent rows. Of the next ones, with less than that, none is.
+      val isOpened = turn == 13 || turn == 14 || turn == 19
+      val isFollowed = turn < 4 && number > 4
+      val isCommitted = isAdopted || turn == 7 || turn == 17 || isOpened || isFollowed
       // Some batches read nothing but what they write.
-      val isRead = !isInRocksDB || random.nextBoolean()
-      // A batch of minutes puts the same few keys anew, so that most of its records are replaced.
-      val isLong = number % 20 == 10
-      // One whose records may be taken over: the view is empty, and one family is written.
-      val isAdopted = number % 20 == 5
-      val isFirst = isAdopted || !isLong && random.nextInt(8) == 0
+      val isRead = !isInRocksDB || isOpened || isFollowed || random.nextBoolean()
+      val isFree = !isLong && !isRolledBack && !isOpened && !isFollowed
+      val isFirst =
+        isAdopted || turn == 13 || turn == 19 || isFree && random.nextInt(8) == 0
       if (isFirst) {
         view.retire()
-        view = newView()
+        view = newView(if (turn == 13) Some(0L) else if (turn == 19) Some(FewRecent) else None)
         model = noRows
         previous = null
       }
-      if (previous != null && random.nextInt(4) == 0) {
+      if (isRolledBack || isFree && previous != null && random.nextInt(4) == 0) {
         view.rollBack()
         model = previous
         previous = null
         rollBacks += 1
         compareView(s"after roll back, batch $number")
       }
-      val budget = if (isLong) 1L << 30 else Seq(20000L, 600000L, 1L << 30)(random.nextInt(3))
+      val budget =
+        if (isLong || isAdopted) 1L << 30 else Seq(20000L, 600000L, 1L << 30)(random.nextInt(3))
       val byKey = random.nextBoolean()
       val overlay = new Overlay(keyGroups, budget, () => scratchFile(), byKey)
       val states = families.map { family =>
@@ -205,24 +223,36 @@ object ViewModelCheck {
         else if (random.nextBoolean()) lists
         else rangedLists
       // Few enough that a view of RocksDB stays open, in about half of the batches.
-      val areFew = onlyFamily || isInRocksDB && !isLong && random.nextBoolean()
-      val steps = if (isLong) 1000 else 1 + random.nextInt(if (areFew) 20 else 400)
-      (0 until steps).foreach { _ =>
+      val areFew =
+        onlyFamily || isInRocksDB && !isLong && !isOpened && (isFollowed || random.nextBoolean())
+      val steps =
+        if (isLong) 1000
+        else if (isOpened) 200
+        else 1 + random.nextInt(if (areFew) 20 else 400)
+      var step = 0
+      while (step < steps || isLong && overlay.numCompactions == 0) {
+        step += 1
         val family =
           if (onlyFamily || onlyLists) written else families(random.nextInt(families.size))
         val state = states(family.name)
-        val key = randomKey(family, if (isLong) 3 else 120)
+        val key =
+          if (isAdopted) keyNumbered(family, step) else randomKey(family, if (isLong) 3 else 120)
         // A directory that is asked for in the middle makes rows of its own by the same projection.
         val row = keyRow(family, key).copy()
         val rowsOfFamily = next(family.name)
         // Where lists are what is written, most of it is appended while scans are open.
         val isAppend = onlyLists && random.nextInt(3) > 0
         val isPut = onlyFamily && (number % 2 == 0 || random.nextInt(8) > 0)
-        (if (isAppend) 2 else if (isPut) 3 + random.nextInt(7) else random.nextInt(10)) match {
+        val what =
+          if (isAdopted || isOpened && step == 1) 9
+          else if (isAppend) 2
+          else if (isPut) 3 + random.nextInt(7)
+          else random.nextInt(10)
+        what match {
           case 0 | 1 =>
             state.remove(row)
             next = next.updated(family.name, rowsOfFamily - key)
-          case 2 if family.multiValues =>
+          case 2 if family.multiValues && !isFollowed =>
             val values = Vector.fill(1 + random.nextInt(3))(randomValue())
             state.putValues(row, values.iterator.map(valueRow), append = true)
             next = next.updated(
@@ -253,13 +283,17 @@ object ViewModelCheck {
             open += ((found, wanted))
           case 6 if !family.multiValues =>
             // Written, read, and written again while the reader keeps the row.
-            val (first, second) = (randomValue(), randomValue())
+            val (first, second) =
+              if (isFollowed) (smallValue(), smallValue()) else (randomValue(), randomValue())
             state.put(row, valueRow(first))
             kept += ((state.get(row), first))
             state.put(row, valueRow(second))
             next = next.updated(family.name, rowsOfFamily.updated(key, Vector(second)))
           case _ =>
-            val value = randomValue()
+            val value =
+              if (isOpened && step == 1) "x" * 100000
+              else if (isFollowed) smallValue()
+              else randomValue()
             state.put(row, valueRow(value))
             next = next.updated(family.name, rowsOfFamily.updated(key, Vector(value)))
         }
@@ -277,10 +311,15 @@ object ViewModelCheck {
       kept.foreach { case (shown, was) => same(s"kept row batch $number", text(shown), was) }
       spills += overlay.numRuns
       compactions += overlay.numCompactions
-      if (isAdopted || random.nextInt(5) > 0) {
+      val numDirectories = directories.size
+      val isTaken = isCommitted || random.nextInt(5) > 0
+      if (isTaken) {
         commit(overlay, byKey, number, next)
       }
       if (isRead) compareView(s"after batch $number")
+      if (isTaken && isRead) {
+        if (directories.size > numDirectories) opened += 1 else followed += 1
+      }
     }
 
     private def commit(overlay: Overlay, byKey: Boolean, number: Int, next: Model): Unit = {
@@ -408,6 +447,9 @@ object ViewModelCheck {
       }
     }
 
+    private def keyNumbered(family: ColumnFamily, number: Int): Seq[Any] =
+      if (family.ordered) Seq(number.toLong, "a") else Seq("key" + number)
+
     private def randomKey(family: ColumnFamily, number: Int = 120): Seq[Any] =
       if (family.ordered) {
         Seq(random.nextInt((number + 1) / 2).toLong, ('a' + random.nextInt(4)).toChar.toString)
@@ -416,8 +458,10 @@ object ViewModelCheck {
     private def randomValue(): String = random.nextInt(40) match {
       case 0 => "x" * (100000 + random.nextInt(100000))
       case 1 => "y" * random.nextInt(5000)
-      case _ => "v" + random.nextInt(1000)
+      case _ => smallValue()
     }
+
+    private def smallValue(): String = "v" + random.nextInt(1000)
 
     private def keyRow(family: ColumnFamily, key: Seq[Any]): UnsafeRow =
       keyOf(family.name)(InternalRow.fromSeq(key.map {
