@@ -13,7 +13,7 @@ from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.merging import merge_files
 from statestore.checkpoint.layout import StoreLocation
 from statestore.codec.references import StoreName
-from statestore.codec.rows import DELETE, PUT, Row
+from statestore.codec.rows import DELETE, Row
 from statestore.codec.sealed_file import SealedFile
 from statestore.codec.trailer import RowCounts
 from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError
@@ -23,7 +23,7 @@ from statestore.io.local import LocalFileIO
 from statestore.testing.engine_process import EngineProcess
 from statestore.testing.fault_io import FaultFileIO
 from tests.seams import at
-from tests.shim import G, RocksDBShim, in_view, rows, write_sst
+from tests.shim import Engine, G, RocksDBShim, in_view, rows, write_sst
 
 OPTIONS = StateStoreOptions(fsync_enabled=False, rocksdb_merge_min_files=4)
 
@@ -249,20 +249,25 @@ def test_commit_of_another_backends_checkpoint_is_refused(tmp_path):
 
 def test_merge_does_not_hold_up_commits(tmp_path):
     """Catches a commit that waits for the merging of durable files: all of them are made first."""
-    shim = RocksDBShim(tmp_path, rocksdb_merge_min_files=2)
-    with EngineProcess(shim.scratch) as engine:
-        shim.commit(engine, [Row(n % G, 0, PUT, b"%08d" % n, b"w" * 50) for n in range(150_000)])
+    shim, io = RocksDBShim(tmp_path, rocksdb_merge_min_files=2), FaultFileIO(LocalFileIO())
+    engine = Engine(shim.scratch, io)
+    io.held_calls = ("publish 2_",)
+    io.gate.clear()
+    try:
+        shim.commit(engine, rows(*range(100)))
         request = shim.request(rows(999_999_99))
         request["force_snapshot"] = True
         shim.committed(request, engine.call("commit", **request))
-        in_flight = 0
         for number in range(5):
             shim.commit(engine, rows(200_000 + number))
-            in_flight += engine.call("status")["snapshots_in_flight"]
-        assert in_flight > 0, "the merge was over before a commit: the test tests nothing"
-        wait_for(lambda: not engine.call("status")["snapshots_in_flight"])
-        shim.commit(engine, rows(300_000))
-        assert len(in_view(shim.view(engine))) == 150_007
+        wait_for(lambda: io.num_held)
+        assert engine.call("status")["snapshots_in_flight"] == 1
+    finally:
+        io.gate.set()
+        engine.settle()
+    assert engine.call("status")["snapshots_in_flight"] == 0
+    shim.commit(engine, rows(300_000))
+    assert len(in_view(shim.view(engine))) == 107
 
 
 def sst_request(shim, puts, deletes=()):
