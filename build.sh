@@ -8,6 +8,9 @@ python=$venv/bin/python
 release= # of Spark, where it is not that of constraints.txt
 older=   # of the same minor, where a minor was named
 
+# Tests start thousands of Pythons: what these import is compiled once, and not by each.
+unset PYTHONDONTWRITEBYTECODE
+
 usage() {
   cat <<'END'
 usage: ./build.sh TARGET [ARGUMENT...]
