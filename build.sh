@@ -43,6 +43,7 @@ usage: ./build.sh TARGET [ARGUMENT...]
   chaos     kill, freeze and starve real jobs; every row is counted (--seed, --faults, --minutes)
   attack    operate on checkpoints at random; every row is compared (--seed, --minutes)
   attack keyed  random programs of keyed state, likewise
+  attack real_time  queries in real-time mode: kills and operations, likewise
   fuzz      fuzz what decodes files, 10 minutes each; --minutes 1, or the name of a target, is less
   soak      2,000 small batches on each state backend; memory and files must stay flat
   wheel     build dist/*.whl with the jars inside
@@ -328,10 +329,12 @@ case $target in
     jar
     use_memory_for_scratch
     module=tests.attack
-    if [ "${1:-}" = keyed ]; then
-      module=tests.attack.keyed
-      shift
-    fi
+    case "${1:-}" in
+      keyed | real_time)
+        module=tests.attack.$1
+        shift
+        ;;
+    esac
     $python -m $module "$@"
     ;;
   soak)

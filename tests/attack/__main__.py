@@ -98,7 +98,8 @@ class Attack(Lives):
                 root = self.disk / f"{name}-{number}"
                 plan = make_plan(self.arguments.seed, number, **bug.wanted)
                 life = Life(plan, self._spark, root, self._filler, name)
-                failure = failure_of(lambda life=life: life.run(lambda: False))
+                with bug.planted_here():
+                    failure = failure_of(lambda life=life: life.run(lambda: False))
                 shutil.rmtree(root)
                 if failure:
                     break

@@ -9,7 +9,8 @@ from statestore.operations.reading.tables import quoted
 from tests.lives import ProblemError
 
 from .bytes_search import find_bytes, needles_of
-from .families import WrongRowsError, difference
+from .conditions import draw_condition
+from .families import WrongRowsError, difference, select
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -65,7 +66,7 @@ def audit(world: World, directory: Directory, rng: Generator | None = None) -> i
     for at, state in expected.items():
         num_rows += _compare(world, directory, state, at)
         if chance[2] > 0.7:
-            num_rows += _compare_by_sql(world, directory, state, at)
+            num_rows += _compare_by_sql(world, directory, state, at, rng)
     which: Any = "all" if chance[1] < 0.3 else None
     found = Checkpoint(directory.path).verify(versions=which, deep=True)
     require(not found.findings, "verify finds damage", found.describe())
@@ -95,19 +96,26 @@ def _compare(world: World, directory: Directory, state: State, version: int | No
     return sum(map(len, state.values()))
 
 
-def _compare_by_sql(world: World, directory: Directory, state: State, version: int | None) -> int:
+def _compare_by_sql(
+    world: World, directory: Directory, state: State, version: int | None, rng: Generator | None
+) -> int:
     """Compare with what SQL selects, in which the elements of a list have no order."""
     at = "" if version is None else f"@{version}"
     for family in world.operator.families:
         table = quoted(f"{family.address}{at}")
-        found = Checkpoint(directory.path).sql(f"SELECT value, key FROM {table}").read()
-        rows = [family.rows_of(found), state[family.name]]
+        where, expected = "", state[family.name]
+        if rng is not None and rng.random() < 0.5:
+            condition = draw_condition(rng, family, expected, only_paths=True)
+            if condition.expected == "works":
+                where, expected = f" WHERE {condition.sql}", select(family, state, condition)
+        found = Checkpoint(directory.path).sql(f"SELECT value, key FROM {table}{where}").read()
+        rows = [family.rows_of(found), expected]
         if family.kind == "list":
             rows = [
                 {key: tuple(sorted(values, key=repr)) for key, values in of.items()} for of in rows
             ]
         wrong = difference(*rows)
-        require(not wrong, "SQL selects other rows", f"{directory.path}, {table}:\n{wrong}")
+        require(not wrong, "SQL selects other rows", f"{directory.path}, {table}{where}:\n{wrong}")
     return sum(map(len, state.values()))
 
 
@@ -138,4 +146,5 @@ def forgotten_bytes(world: World, directory: Directory) -> list[str]:
         for needle in needles_of(item)
     }
     needles = {needle for key in directory.gone for needle in needles_of(key)} - living
-    return find_bytes(directory.path, needles) if needles else []
+    places = [directory.path, directory.elsewhere] if needles else []
+    return [found for place in places if place for found in find_bytes(place, needles)]

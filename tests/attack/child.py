@@ -98,12 +98,20 @@ class Child:
         self._process.start()
         theirs.close()
 
-    def end(self, timeout_s: float = TIMEOUT_S) -> Outcome:
+    def end(
+        self, timeout_s: float = TIMEOUT_S, serve: Callable[[Child], None] | None = None
+    ) -> Outcome:
         """Wait until it has ended.
+
+        Args:
+            timeout_s: At most so long, where it has not to be served.
+            serve: Called again and again meanwhile.
 
         Raises:
             TimeoutError: It does not.
         """
+        while serve is not None and not self._connection.poll(POLL_S):
+            serve(self)
         if not self._connection.poll(timeout_s):
             self._process.kill()
             raise TimeoutError(f"an operation did not end within {timeout_s} s")
@@ -114,10 +122,14 @@ class Child:
         self._process.join(timeout_s)
         return outcome
 
-    def is_stopped(self, timeout_s: float = TIMEOUT_S) -> bool:
-        """Wait until it has stopped itself; False when it ended before."""
+    def is_stopped(
+        self, timeout_s: float = TIMEOUT_S, serve: Callable[[Child], None] | None = None
+    ) -> bool:
+        """Wait until it has stopped itself, served as by `end`; False when it ended before."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
+            if serve is not None:
+                serve(self)
             if self._connection.poll(POLL_S):
                 return False
             try:
@@ -128,14 +140,24 @@ class Child:
                 return True
         raise TimeoutError(f"an operation neither stopped nor ended within {timeout_s} s")
 
+    def kill(self) -> None:
+        """Kill it."""
+        self._process.kill()
+
     def go_on(self) -> None:
         """Let it go on when it has stopped itself."""
         os.kill(self._process.pid, signal.SIGCONT)
 
 
-def run(call: Call, disturbance: Disturbance = "", at: int = 0, bug: str = "") -> Outcome:
-    """Run a call in a process of its own, and wait until it has ended."""
-    return Child(call, disturbance, at, bug).end()
+def run(
+    call: Call,
+    disturbance: Disturbance = "",
+    at: int = 0,
+    bug: str = "",
+    serve: Callable[[Child], None] | None = None,
+) -> Outcome:
+    """Run a call in a process of its own, serve it, and wait until it has ended."""
+    return Child(call, disturbance, at, bug).end(serve=serve)
 
 
 def in_this_process(action: Callable[[], Any]) -> Outcome:
@@ -216,13 +238,15 @@ def _on_command_line(call: Call) -> tuple[Ending, str, str, Any]:
 
 
 def _in_python(call: Call) -> tuple[Ending, str, str, Any]:
-    from statestore import Checkpoint, Savepoint, StateStoreError, write_savepoint
+    from statestore import Checkpoint, Savepoint, StateStoreError, upgrade, write_savepoint
 
     made: Any = Savepoint if call.is_savepoint else Checkpoint
     try:
         directory = made(call.directory, storage_options=dict(call.options))
         if call.method == "write_savepoint":
             value = write_savepoint(*call.arguments, like=directory, **call.keywords)
+        elif call.method == "upgrade":
+            value = upgrade(directory, *call.arguments, **call.keywords).result
         else:
             of, _, method = call.method.rpartition(".")
             if of:

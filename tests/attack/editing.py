@@ -10,7 +10,7 @@ from statestore import Edited
 
 from .bytes_search import find_bytes, needles_of
 from .conditions import draw_condition
-from .families import Key, Rows, State, keys_table
+from .families import Key, Rows, State, keys_table, select
 from .steps import (
     Step,
     by_call,
@@ -23,11 +23,10 @@ from .steps import (
     grouping_keys,
     new_savepoint,
     rows_words,
-    select,
     storage_words,
     without,
 )
-from .typed_files import write_keys
+from .typed_files import write_keys, write_rows
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -68,12 +67,15 @@ def edit(world: World, rng: Generator) -> Step | None:
         # What finds no row is refused.
         expected["must_be_refused"] |= not found
     in_place = bool(rng.random() < 0.6)
-    in_words = not put and bool(rng.random() < 0.5)
-    if in_words and keys:
-        path = world.root / f"keys-{world.num_files_written()}"
-        file, is_sure = write_keys(rng, path, family.keys, keys)
-        words = ["--delete", file]
-        expected["may_be_refused"] |= not is_sure
+    in_words = bool(rng.random() < 0.5)
+    if in_words:
+        path = world.root / f"typed-{world.num_files_written()}"
+        if keys:
+            typed = write_keys(rng, path.with_name(f"{path.name}-keys"), family.keys, keys)
+            words, expected = ["--delete", typed.path], typed.expected(expected)
+        if put:
+            typed = write_rows(rng, path, family, put)
+            words, expected = [*words, "--upsert", typed.path], typed.expected(expected)
     elif keys:
         delete = keys_table(family.keys, keys)
 
@@ -148,6 +150,28 @@ def expire_rows(world: World, rng: Generator) -> Step | None:
     )  # fmt: skip
 
 
+def set_watermark(world: World, rng: Generator) -> Step | None:
+    """Set the watermark, at times back, which is refused."""
+    directory = world.current
+    before_ms = world.next_watermark_ms(directory)
+    if not before_ms or world.has_planned_batch(directory):
+        return None
+    to_ms = before_ms + int(rng.integers(-5_000, 60_000))
+    call = (
+        by_words(
+            "edit", directory.path, "--watermark-ms", to_ms, "--yes", *storage_words()
+        )
+        if rng.random() < 0.5
+        else by_call(directory, "edit", watermark_ms=to_ms)
+    )  # fmt: skip
+    return Step(
+        "edit, watermark",
+        call,
+        must_be_refused=to_ms < before_ms,
+        may_be_refused=to_ms == before_ms,
+    )
+
+
 def forget(world: World, rng: Generator) -> Step | None:
     """Forget grouping keys by a condition or by keys."""
     family = world.operator.families[0]
@@ -185,9 +209,8 @@ def forget(world: World, rng: Generator) -> Step | None:
     in_words = bool(rng.random() < 0.5)
     if in_words:
         if keys:
-            file, is_sure = write_keys(rng, path.with_name(f"{path.stem}-keys"), grouping, keys)
-            words += ["--keys", file]
-            expected["may_be_refused"] |= not is_sure
+            typed = write_keys(rng, path.with_name(f"{path.stem}-keys"), grouping, keys)
+            words, expected = [*words, "--keys", typed.path], typed.expected(expected)
         every = ["--all"] if is_all else []
         call = by_words(
             "forget", world.current.path, "--operator", family.operator, *words, *every, "--yes",
@@ -214,7 +237,8 @@ def forget(world: World, rng: Generator) -> Step | None:
         verdicts = {one["verdict"] for one in certificate["search"]["outcomes"]}
         needles = {needle for key in chosen(before) for needle in needles_of(key)}
         if verdicts == {"forgotten"} and needles:
-            found = find_bytes(world.current.path, needles)
+            current = world.current
+            found = find_bytes(current.elsewhere or current.path, needles)
             assert not found, f"certified, but there: {found[:5]}"
 
     def note(directory: Directory) -> None:

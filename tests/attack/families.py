@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from numpy.random import Generator
 
+    from .conditions import Condition
+
 Key = tuple[Any, ...]
 Rows = dict[Key, tuple[Any, ...]]
 """Values by key; of a list the elements by key, in order."""
@@ -176,3 +178,15 @@ def difference(found: Rows, expected: Rows) -> str:
     ]
     more = [f"  and {len(lines) - 8} more"] if len(lines) > 8 else []
     return "\n".join([*sorted(lines)[:8], *more])
+
+
+def select(family: Family, state: State, condition: Condition) -> Rows:
+    """Return the rows for which a condition holds."""
+    if family.kind != "value":
+        chosen = {
+            key: tuple(one for one in values if condition.holds(key, one))
+            for key, values in state[family.name].items()
+        }
+        return {key: values for key, values in chosen.items() if values}
+    rows = state[family.name]
+    return {key: value for key, value in rows.items() if condition.holds(key, value)}

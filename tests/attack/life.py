@@ -93,7 +93,7 @@ class Life:
         self.tally = Tally()
         self.story: list[str] = []
         self._filler = filler
-        self._bug = bug
+        self._bug = self.world.bug = bug
         self._num_calls: dict[str, int] = {}
 
     def run(self, is_over: Callable[[], bool]) -> None:
@@ -168,7 +168,7 @@ class Life:
     def _run(self, step: Step, disturbance: Any = "", at: int = 0) -> Outcome:
         if step.in_process is not None:
             return in_this_process(step.in_process)
-        outcome = run(step.call, disturbance, at, self._bug)
+        outcome = run(step.call, disturbance, at, self._bug, step.serve)
         if outcome.ending != "killed":
             self._num_calls[step.name] = outcome.num_calls
         return outcome
@@ -186,8 +186,8 @@ class Life:
 
     def _settle(self, step: Step, outcome: Outcome, disturbance: str = "") -> None:
         """Note how a step ended that nothing else disturbs any more."""
-        if LEASE_LOST in outcome.text:
-            self._repeated(step, disturbance)
+        if LEASE_LOST in outcome.text or outcome.ending == "killed":
+            self._repeated(step, disturbance or outcome.ending)
             return
         self._count(step, disturbance, outcome.ending)
         require(outcome.ending in ("done", "refused"), "an operation failed", outcome.text)
@@ -195,8 +195,8 @@ class Life:
             require(not step.must_be_refused, "what must be refused was done", outcome.text)
             self._done(step, outcome.value)
         else:
-            is_right = step.must_be_refused or step.may_be_refused
-            is_right = is_right or self._has_to_wait(step, outcome)
+            is_right = step.may_be_refused and outcome.kind != "trial-failed"
+            is_right = is_right or step.must_be_refused or self._has_to_wait(step, outcome)
             require(is_right, "an operation was refused", outcome.text)
             self._require_no_target(step)
 
@@ -210,7 +210,8 @@ class Life:
             return True
         if step.name != "forget" or outcome.kind != "checkpoint-in-use":
             return False
-        pins = list(step.source.path.rglob("*.pin"))
+        source = step.source
+        pins = list((source.elsewhere or source.path).rglob("*.pin"))
         for pin in pins:
             pin.unlink()
         return bool(pins)
@@ -279,7 +280,7 @@ class Life:
         filler: Any = self._filler
         with filler.filled(int(self.rng.integers(0, 96)) << 10):
             outcome = self._run(step)
-        if outcome.kind != "storage-full":
+        if outcome.kind not in ("storage-full", "trial-failed"):
             self._settle(step, outcome, "full disk")
             return
         self._repeated(step, "full disk")
@@ -300,7 +301,7 @@ class Life:
             self._settle(step.instead, self._run(step.instead), disturbance)
             return
         outcome = self._run(step)
-        if LEASE_LOST in outcome.text:
+        if LEASE_LOST in outcome.text or outcome.ending == "killed":
             self._repeated(step, disturbance)
             return
         self._count(step, disturbance, outcome.ending)
@@ -363,18 +364,18 @@ class Life:
         other = draw_step(self.world, self.rng, beside=True)
         self.story[-1] += f"\n  beside {other.call.describe()}"
         child = Child(step.call, "stop", self._somewhere(step), self._bug)
-        is_stopped = child.is_stopped()
+        is_stopped = child.is_stopped(serve=step.serve)
         second = run(other.call, bug=self._bug)
         if is_stopped:
             child.go_on()
-        first = child.end()
+        first = child.end(serve=step.serve)
         ends = [(step, first), (other, second)]
         directory = self.world.current
         for one, outcome in ends:
             self._count(one, "beside another", outcome.ending)
-            require(outcome.ending in ("done", "refused"), "one of two failed", outcome.text)
+            require(outcome.ending != "failed", "one of two failed", outcome.text)
             is_right = (
-                outcome.ending == "done" or one.must_be_refused or one.may_be_refused
+                outcome.ending in ("done", "killed") or one.must_be_refused or one.may_be_refused
                 or outcome.kind in SOMEBODY_ELSE or "--all" in outcome.text
             )  # fmt: skip
             require(is_right, "one of two was refused", outcome.text)
@@ -418,15 +419,15 @@ class Life:
         before, batch = directory.state, directory.batch
         self.world.feed(self.rng, 1)
         child = Child(step.call, "stop", self._somewhere(step), self._bug)
-        is_stopped = child.is_stopped()
+        is_stopped = child.is_stopped(serve=step.serve)
         if is_stopped and self.rng.random() < 0.5:
             time.sleep(3.5 * LEASE_INTERVAL_MS / 1000)
         refusal = self._started()
         if is_stopped:
             child.go_on()
-        outcome = child.end()
+        outcome = child.end(serve=step.serve)
         self._count(step, "beside the query", outcome.ending)
-        require(outcome.ending in ("done", "refused"), "beside the query it failed", outcome.text)
+        require(outcome.ending != "failed", "beside the query it failed", outcome.text)
         self._finish(step)
         self.world.tried = None
         newest = self.world.newest_version(directory) - 1

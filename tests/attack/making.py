@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from statestore import Checkpoint
 
 from .conditions import draw_condition
-from .families import State, difference
+from .families import State, difference, select
 from .joins import Join
 from .steps import (
     Step,
@@ -18,7 +18,6 @@ from .steps import (
     draw_keys,
     draw_rows,
     new_savepoint,
-    select,
     storage_words,
 )
 
@@ -31,26 +30,51 @@ if TYPE_CHECKING:
 
 
 def savepoint(world: World, rng: Generator) -> Step:
-    """Take a savepoint."""
+    """Take a savepoint, at times of an older version."""
     form = str(rng.choice(["canonical", "native"]))
-    target = new_savepoint(world)
+    state, words, keywords, changes = _draw_version(world, rng)
+    target = world.current.at(world.new_path(), is_savepoint=True, **changes)
     call = (
-        by_words("savepoint", world.current.path, target.path, "--form", form, *storage_words())
+        by_words(
+            "savepoint", world.current.path, target.path, "--form", form, *words, *storage_words()
+        )
         if rng.random() < 0.5
-        else by_call(world.current, "savepoint", str(target.path), form=form)
-    )
-    return Step(f"savepoint, {form}", call, target=target)
+        else by_call(world.current, "savepoint", str(target.path), form=form, **keywords)
+    )  # fmt: skip
+    return Step(f"savepoint, {form}", call, apply=state, target=target)
 
 
 def branch(world: World, rng: Generator) -> Step:
-    """Branch, and go on from the branch half of the time."""
-    target = world.current.at(world.new_path())
+    """Branch, at times of an older version, and go on from the branch half of the time."""
+    state, words, keywords, changes = _draw_version(world, rng)
+    target = world.current.at(world.new_path(), **changes)
     call = (
-        by_words("branch", world.current.path, target.path, *storage_words())
+        by_words("branch", world.current.path, target.path, *words, *storage_words())
         if rng.random() < 0.5
-        else by_call(world.current, "branch", str(target.path))
+        else by_call(world.current, "branch", str(target.path), **keywords)
     )
-    return Step("branch", call, target=target, goes_on=bool(rng.random() < 0.5))
+    goes_on = bool(rng.random() < 0.5)
+    return Step("branch", call, apply=state, target=target, goes_on=goes_on)
+
+
+def _draw_version(
+    world: World, rng: Generator
+) -> tuple[Callable[[State], State], list[Any], dict[str, Any], dict[str, Any]]:
+    """Draw the version that something is made of.
+
+    Returns:
+        Its state, by that of the newest; words and keywords that ask for it; and what is other in a
+        directory of it. Nothing of the last three for the newest one.
+    """
+    directory = world.current
+    older = [version for version in directory.versions if version < directory.version]
+    if not older or rng.random() < 0.7:
+        return (lambda state: state), [], {}, {}
+    version = older[rng.integers(len(older))]
+    number = world.partitions_of(directory, version - 1)
+    state = directory.versions[version]
+    changes = {"num_partitions": number, "batch": version - 1}
+    return (lambda _: state), ["--version", version], {"version": version}, changes
 
 
 def restore(world: World, rng: Generator) -> Step:

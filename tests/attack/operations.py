@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .editing import edit, expire_rows, forget
+from .copying import copy
+from .editing import edit, expire_rows, forget, set_watermark
 from .making import (
     bootstrap,
     branch,
@@ -17,8 +18,9 @@ from .making import (
     write_savepoint,
 )
 from .retained import retain
+from .scaling import ask_partitions, scale
 from .trials import drop, promote, try_code
-from .upkeep import ask_partitions, compact, diff, expire, read, repair, rescale, undo
+from .upkeep import compact, diff, expire, read, repair, rescale, undo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +34,7 @@ OPERATIONS: dict[str, tuple[Callable[[World, Any], Step | None], int]] = {
     "read": (read, 6),
     "edit": (edit, 8),
     "expire rows": (expire_rows, 2),
+    "watermark": (set_watermark, 1),
     "forget": (forget, 6),
     "rescale": (rescale, 4),
     "undo": (undo, 2),
@@ -48,15 +51,20 @@ OPERATIONS: dict[str, tuple[Callable[[World, Any], Step | None], int]] = {
     "repair": (repair, 2),
     "diff": (diff, 2),
     "ask partitions": (ask_partitions, 1),
+    "scale": (scale, 2),
+    "by hand": (copy, 3),
     "retain": (retain, 5),
     "try": (try_code, 4),
     "promote": (promote, 12),
     "drop": (drop, 3),
 }
 """How a step of each operation is drawn, and how often one is; promote and drop, of a trial."""
-OF_TRIAL = 0.5
+OF_TRIAL = 0.8
 """Share of steps that end a trial, where there is one."""
-ALONE = ("repair", "bootstrap", "convert", "try", "promote", "drop", "retain", "ask partitions")
+ALONE = (
+    "repair", "bootstrap", "convert", "try", "promote", "drop", "retain", "ask partitions", "scale",
+    "by hand",
+)  # fmt: skip
 """What is not done while another one is under way."""
 MOST_DRAWS = 10_000
 OF_SPARK = ("read", "diff", "restore", "restore")
@@ -75,7 +83,7 @@ def draw_step(world: World, rng: Generator, *, beside: bool = False) -> Step:
         if world.current.backend == "spark-rocksdb":
             name = str(rng.choice(OF_SPARK))
         if beside and name in ALONE:
-            continue
+            name = "read"
         step = OPERATIONS[name][0](world, rng)
         if step is not None:
             return step if step.source is not None else replace(step, source=world.current)

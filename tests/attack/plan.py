@@ -25,6 +25,7 @@ class LifePlan:
         num_steps: Operations.
         real_time: Whether its sessions are made for real-time mode, which gives it its provider in
             another way.
+        elsewhere: Whether the state of its first checkpoint is not in that.
         operations: Names of those that are drawn from; all when empty.
         disturbances: What may happen to one; all when empty.
     """
@@ -36,6 +37,7 @@ class LifePlan:
     num_partitions: int
     num_steps: int
     real_time: bool = False
+    elsewhere: bool = False
     operations: tuple[str, ...] = ()
     disturbances: tuple[str, ...] = ()
 
@@ -57,4 +59,5 @@ def make_plan(seed: int, number: int, **wanted: Any) -> LifePlan:
         "num_steps": int(rng.integers(6, 13)),
     }
     fields["real_time"] = fields["checkpoint_format"] == 2 and bool(rng.random() < 0.3)
+    fields["elsewhere"] = bool(rng.random() < 0.3)
     return LifePlan(seed=(seed, number), **{**fields, **wanted})

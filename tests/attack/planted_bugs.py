@@ -1,25 +1,28 @@
-"""Bugs to be planted in an operation's process: the lane must find each."""
+"""Bugs to be planted in an operation's process, or in the lane's: it must find each."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.operations import in_use
 from statestore.operations.forget.files import files_of_operator
 from statestore.operations.forget.forget import Forgetting
 from statestore.operations.forget.wanted import Wanted
 from statestore.operations.in_use import ExclusiveUse
-from statestore.operations.reading import condition
+from statestore.operations.reading import condition, sql
 from statestore.operations.trial import replacing
 from statestore.operations.upkeep import retained_savepoints
 from statestore.operations.writing import row_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 
 @dataclass(frozen=True)
@@ -31,12 +34,28 @@ class Bug:
         shown_as: What the lane says of it.
         wanted: Fields of the lives that look for it.
         num_lives: How many of them must suffice.
+        reader: The object and the name of what the lane reads rows by, which it replaces.
     """
 
     plant: Callable[[], None]
     shown_as: str
     wanted: Mapping[str, Any] = field(default_factory=dict)
     num_lives: int = 8
+    reader: tuple[Any, str] | None = None
+
+    @contextmanager
+    def planted_here(self) -> Iterator[None]:
+        """Plant one of what the lane reads by while a block runs; nothing of others."""
+        if self.reader is None:
+            yield
+            return
+        of, name = self.reader
+        before = getattr(of, name)
+        self.plant()
+        try:
+            yield
+        finally:
+            setattr(of, name, before)
 
 
 def _plant_falls_through() -> None:
@@ -134,6 +153,11 @@ def _plant_promotes_anything() -> None:
     replacing.require_same_input = lambda *_: None
 
 
+def _plant_takes_the_state_of_another() -> None:
+    """An operation that does not ask whose the state is that a checkpoint names."""
+    in_use.require_own_state = lambda *_: None
+
+
 def _plant_keeps_the_oldest() -> None:
     """A schedule that has the order of savepoints the wrong way round."""
     decide = retained_savepoints._Attempt._doomed
@@ -143,6 +167,29 @@ def _plant_keeps_the_oldest() -> None:
 
     retained_savepoints._Attempt._doomed = doomed  # type: ignore[method-assign]
 
+
+def _plant_loses_a_row_in_sql() -> None:
+    """SQL that leaves out the last row of each batch that it reads."""
+    read = sql.read_batches
+
+    def read_fewer(*arguments: Any, **more: Any) -> Any:
+        return (batch.slice(0, max(0, batch.num_rows - 1)) for batch in read(*arguments, **more))
+
+    sql.read_batches = read_fewer  # type: ignore[assignment]
+
+
+def _plant_doubles_a_row_in_the_catalog() -> None:
+    """Tables of Spark's SQL that have a row twice."""
+    table = SparkSession.table
+
+    def table_and_more(self: Any, name: str) -> Any:
+        found = table(self, name)
+        return found.union(found.limit(1))
+
+    SparkSession.table = table_and_more  # type: ignore[method-assign]
+
+
+_READING = {"operations": ("edit",), "disturbances": ("",), "operator": "aggregation"}
 
 BUGS: dict[str, Bug] = {
     "falls-through": Bug(
@@ -191,9 +238,26 @@ BUGS: dict[str, Bug] = {
         "retained|is not of now|no savepoint is whole",
         {"operator": "dedup", "operations": ("retain",), "disturbances": ("",)},
     ),
+    "takes-the-state-of-another": Bug(
+        _plant_takes_the_state_of_another,
+        "the state of the original was changed",
+        {
+            "operator": "aggregation", "operations": ("by hand",), "elsewhere": True,
+            "num_steps": 20,
+        },
+    ),
+    "loses-a-row-in-sql": Bug(
+        _plant_loses_a_row_in_sql, "SQL selects other rows", _READING,
+        reader=(sql, "read_batches"),
+    ),
+    "doubles-a-row-in-the-catalog": Bug(
+        _plant_doubles_a_row_in_the_catalog, "a key is there twice", _READING,
+        reader=(SparkSession, "table"),
+    ),
 }  # fmt: skip
 
 
 def plant(name: str) -> None:
-    """Plant a bug of BUGS in this process."""
-    BUGS[name].plant()
+    """Plant a bug of BUGS in this process, an operation's."""
+    if BUGS[name].reader is None:
+        BUGS[name].plant()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.random import Generator
 
+    from .child import Child
     from .conditions import Condition
 
 
@@ -35,6 +36,7 @@ class Step:
         source: What it works on.
         note: Called with the directory when it is done: what becomes of older versions.
         check: Called with the rows before and what the call returned: raises where that is wrong.
+        serve: Called again and again while it runs: does what it asks this application for.
         in_process: Does it in this process, where it needs Spark; in place of the call.
         forgotten: Grouping keys that no file may hold afterwards, by the rows before.
         look: Looks at what it left where it was killed: raises where that is wrong.
@@ -52,6 +54,7 @@ class Step:
     note: Callable[[Directory], None] | None = None
     check: Callable[[State, Any], None] | None = None
     forgotten: Callable[[State], set[Key]] | None = None
+    serve: Callable[[Child], None] | None = None
     in_process: Callable[[], Any] | None = None
     look: Callable[[], None] | None = None
     instead: Step | None = None
@@ -104,18 +107,6 @@ def expected_of(condition: Condition) -> dict[str, bool]:
         "must_be_refused": condition.expected == "refused",
         "may_be_refused": condition.expected == "either",
     }
-
-
-def select(family: Family, state: State, condition: Condition) -> Rows:
-    """Return the rows for which a condition holds."""
-    if family.kind != "value":
-        chosen = {
-            key: tuple(one for one in values if condition.holds(key, one))
-            for key, values in state[family.name].items()
-        }
-        return {key: values for key, values in chosen.items() if values}
-    rows = state[family.name]
-    return {key: value for key, value in rows.items() if condition.holds(key, value)}
 
 
 def draw_keys(world: World, rng: Generator, family: Family, number: int) -> list[Key]:

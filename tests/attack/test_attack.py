@@ -45,7 +45,8 @@ def test_planted_bugs_are_found() -> None:
     """Catches a lane that would miss a condition that falls through to a function of SQL, a
     certificate of keys that are nowhere, keys cast by a guess, a delete of versions that were
     committed meanwhile, an index that `forget` does not follow, a promote of what the checkpoint
-    is no more, or a schedule that keeps the oldest savepoints.
+    is no more, a schedule that keeps the oldest savepoints, an operation on a copy that changes the
+    original's state, or an audit that does not look at the rows of SQL, in Python and in Spark.
     """
     found = attack(*[word for bug in BUGS for word in ("--bug", bug)])
 

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from statestore import StateStoreError, upgrade
+from statestore import StateStoreError
 from statestore.operations.trial.record import CHECKPOINT
+from statestore.spark.trying import Repeat, run_job
 
 from .audit import audit, read_state, require
-from .steps import Step, by_call, by_words, storage_words
+from .child import Call
+from .steps import Step, by_words, storage_words
 from .world import LEASE
 
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Callable
 
     from numpy.random import Generator
 
+    from .child import Child
+    from .families import State
     from .world import Directory, World
 
 
@@ -29,12 +36,14 @@ class Tried:
         branch: Its branch, with the rows that the new code makes.
         old: What is to become of the checkpoint: a savepoint with its rows when it was tried.
         is_same: Whether the new code was found equal.
+        asked: What it was tried with: whether the code loses what it reads; most batches.
     """
 
     of: Directory
     branch: Directory
     old: Directory
     is_same: bool
+    asked: tuple[bool, int]
 
     @property
     def path(self) -> str:
@@ -43,46 +52,99 @@ class Tried:
 
 
 def try_code(world: World, rng: Generator) -> Step:
-    """Try equal code, or a program that loses all that it reads."""
+    """Try equal code, or a program that loses all that it reads; often the one of the last time."""
     directory, known = world.current, world.tried
-    loses = bool(rng.random() < 0.5)
-    is_again = known is not None and known.of is directory
-    path = known.branch.path.parent if known is not None and is_again else world.new_path()
+    path = world.new_path()
+    loses, batches = bool(rng.random() < 0.5), int(rng.integers(1, 4))
+    if known is not None and known.of is directory:
+        path = known.branch.path.parent
+        if rng.random() < 0.6:
+            loses, batches = known.asked
+    world.tried = None
     branch = directory.at(path / CHECKPOINT)
     old = directory.at(world.new_path(), is_savepoint=True)
-    keywords: dict[str, Any] = {"trial": str(path), "batches": int(rng.integers(1, 4))}
+    job, asked = (path.with_name(f"{path.name}-{name}") for name in ("job.py", "asked"))
+    job.write_text(f"# {loses}")
+    call = Call(
+        directory=str(directory.path), method="upgrade", arguments=(str(job),), options=LEASE,
+        keywords={
+            "trial": str(path), "batches": batches,
+            "submit": [sys.executable, "-c", _ASK, str(asked)],
+        },
+    )  # fmt: skip
 
-    def run() -> None:
-        world.tried = None
-        try:
-            trial = upgrade(
-                str(directory.path), lambda: world.start(directory, loses=loses),
-                storage_options=LEASE, **keywords,
-            )  # fmt: skip
-        except StateStoreError as error:
-            # An operation's batch cannot be repeated; but the job is a good one.
-            require(error.kind != "trial-failed", "a job could not be tried", str(error))
-            raise
+    def check(_: State, found: Any) -> None:
         branch.state = read_state(world, branch)
         branch.batch, branch.versions = directory.batch, {directory.version: branch.state}
         audit(world, branch)
-        of_state = [one for one in trial.result.compared if one.of.startswith("state")]
+        of_state = [one for one in found["compared"] if one["of"].startswith("state")]
         is_same = branch.state == directory.state
-        found = trial.result
-        require(found.version == directory.version, "a trial ends elsewhere", str(found))
-        require(of_state, "no state was compared", str(found))
-        require(all(one.is_same for one in of_state) == is_same, "a trial judges wrong", str(found))
-        require(trial.is_same or loses, "equal code was found to differ", str(found))
-        first = directory.versions.get(found.first_version)
-        batches = range(found.first_version, found.version)
-        read = [world.read_by(directory, batch) for batch in batches]
+        assert found["version"] == directory.version, f"a trial ends elsewhere: {found}"
+        assert of_state, f"no state was compared: {found}"
+        judged = all(one["is_same"] for one in of_state)
+        assert judged == is_same, f"a trial judges wrong: {found}"
+        assert found["is_same"] or loses, f"equal code was found to differ: {found}"
+        first = directory.versions.get(found["first_version"])
+        repeated = range(found["first_version"], found["version"])
+        read = [world.read_by(directory, batch) for batch in repeated]
         if loses and first is not None and not any(one.evict_ms for one in read):
-            require(branch.state == first, "code that reads nothing changed rows", str(found))
-        world.tried = Tried(directory, branch, old, trial.is_same)
+            assert branch.state == first, f"code that reads nothing changed rows: {found}"
+        world.tried = Tried(directory, branch, old, found["is_same"], (loses, batches))
 
-    call = by_call(directory, f"try{' with a bug' * loses}", **keywords)
-    name = f"try, {'a bug' if loses else 'equal'}"
-    return Step(name, call, in_process=run, may_be_refused=True)
+    return Step(
+        f"try, {'a bug' if loses else 'equal'}", call, check=check, may_be_refused=True,
+        serve=_serve(world, rng, branch, asked, lambda: world.start(directory, loses=loses)),
+        instead=_drop(world, path),
+    )  # fmt: skip
+
+
+_ASK = """
+import pathlib, sys, time
+asked = pathlib.Path(sys.argv[1])
+asked.with_suffix(".new").write_text("|".join(sys.argv[3:5]))
+asked.with_suffix(".new").rename(asked)
+while asked.exists():
+    time.sleep(0.02)
+"""
+"""What a trial runs in place of `spark-submit`: it has this application do it, and waits."""
+
+
+def _serve(
+    world: World, rng: Generator, branch: Directory, asked: Path, start: Callable[[], Any]
+) -> Callable[[Child], None]:
+    """Return what repeats the batches of a trial in this application; or is killed between them.
+
+    A batch whose version is there, and whose commit is not, is that of a query which was killed.
+    """
+    is_killed = [bool(rng.random() < 0.4), False]
+    is_within = bool(rng.random() < 0.5)
+    share = rng.random()
+
+    def serve(child: Child) -> None:
+        if not asked.exists():
+            return
+        request, reply = map(Path, asked.read_text().split("|"))
+        repeat, answer = Repeat(**json.loads(request.read_text())), {}
+        at, kills = world.newest_version(branch), is_killed.pop(0) if is_killed else False
+        if kills:
+            repeat = replace(repeat, version=at + round(share * (repeat.version - at)))
+        try:
+            run_job(repeat, start)
+        except StateStoreError as error:
+            # An operation's batch cannot be repeated; but the job is a good one.
+            is_full = "No space left" in str(error)
+            require(error.kind != "trial-failed" or is_full, "a job was not tried", str(error))
+            answer = error.to_json()
+        if kills:
+            newest = world.newest_version(branch)
+            if is_within and newest > at:
+                for name in (f"{newest - 1}", f".{newest - 1}.crc"):
+                    (branch.path / "commits" / name).unlink(missing_ok=True)
+            child.kill()
+        reply.write_text(json.dumps(answer))
+        asked.unlink()
+
+    return serve
 
 
 def promote(world: World, rng: Generator) -> Step | None:
@@ -120,12 +182,15 @@ def drop(world: World, rng: Generator) -> Step | None:
     tried = world.tried
     if tried is None or tried.of is not world.current:
         return None
+    return _drop(world, tried.branch.path.parent)
 
+
+def _drop(world: World, path: Path) -> Step:
     def note(_: Directory) -> None:
-        left = list(tried.branch.path.parent.glob("*"))
+        left = list(path.glob("*"))
         assert not left, f"a trial was dropped, and is there: {left}"
         world.tried = None
 
-    call = by_words("drop", tried.path, "--yes", *storage_words())
+    call = by_words("drop", path, "--yes", *storage_words())
     # Killed behind its last change it is done, and there is no trial any more.
     return Step("drop", call, note=note, source=world.current, may_be_refused=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
@@ -14,55 +16,142 @@ from .families import keys_table
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pyarrow as pa
     from numpy.random import Generator
 
     from .columns import Column
-    from .families import Key
+    from .families import Family, Key, Rows
 
 FORMS = ("csv", "csv", "csv", "json", "parquet")
 """A form for each draw: most files that people type have no types of their own."""
-UNSURE = ("", "null", "NULL", "NA", "nan")
-"""Texts that a file of text may mean to be no value."""
+BOM = b"\xef\xbb\xbf"
+"""What programs of Windows begin a text with."""
 
 
-def write_keys(
-    rng: Generator, path: Path, columns: tuple[Column, ...], keys: list[Key]
-) -> tuple[Path, bool]:
-    """Write keys to a file of some form.
+@dataclass(frozen=True)
+class Typed:
+    """A file that was typed.
 
-    Returns:
-        The file; and whether it says beyond doubt what it means, so that it must be taken.
+    Attributes:
+        path: The file.
+        is_sure: Whether it says beyond doubt what it means, so that it must be taken.
+        is_wrong: Whether it must be refused.
     """
+
+    path: Path
+    is_sure: bool
+    is_wrong: bool = False
+
+    def expected(self, others: dict[str, bool]) -> dict[str, bool]:
+        """Return what is expected of a step that it is given to, and other things."""
+        return {
+            "must_be_refused": others["must_be_refused"] or self.is_wrong,
+            "may_be_refused": others["may_be_refused"] or not self.is_sure,
+        }
+
+
+def write_keys(rng: Generator, path: Path, columns: tuple[Column, ...], keys: list[Key]) -> Typed:
+    """Write keys to a file of some form."""
+    named = [(f"key.{column.name}", column) for column in columns]
+    return _write(rng, path, named, keys, keys_table(columns, keys), is_once=False)
+
+
+def write_rows(rng: Generator, path: Path, family: Family, rows: Rows) -> Typed:
+    """Write rows of a family to a file of some form."""
+    named = [
+        (f"{side}.{column.name}", column)
+        for side, columns in (("key", family.keys), ("value", family.values))
+        for column in columns
+    ]
+    lines = [
+        (*key, *value)
+        for key, values in rows.items()
+        for value in ((values,) if family.kind == "value" else values)
+    ]
+    return _write(rng, path, named, lines, family.table(rows), is_once=family.kind == "value")
+
+
+def _write(
+    rng: Generator,
+    path: Path,
+    named: list[tuple[str, Column]],
+    rows: list[Key],
+    table: pa.Table,
+    *,
+    is_once: bool,
+) -> Typed:
     # Who types text has no structs in mind.
-    is_nested = any(column.within for column in columns)
+    is_nested = any(column.within for _, column in named)
     form = "parquet" if is_nested else str(rng.choice(FORMS))
-    if form == "csv" and any(value in (None, "") for key in keys for value in key):
-        form = "json"  # in CSV the one looks like the other
+    texts = [at for at, (_, column) in enumerate(named) if column.type_name == "string"]
+    nulls = any(value is None for row in rows for value in row)
+    is_unclear = any(row[at] in (None, "") for row in rows for at in texts)
+    if form == "csv" and (is_unclear or (nulls and len(named) == 1)):
+        form = "json"  # in CSV the one looks like the other, and a row of nothing like no row
     path = path.with_suffix(f".{form}")
-    names = [f"key.{column.name}" for column in columns]
     if form == "parquet":
-        pq.write_table(keys_table(columns, keys), path)
-        return path, True
-    if form == "csv":
-        with path.open("w", newline="") as file:
-            writer = csv.writer(file, quoting=csv.QUOTE_MINIMAL)
-            writer.writerow(names)
-            writer.writerows([[_text(value) for value in key] for key in keys])
+        pq.write_table(table, path)
+        return Typed(path, is_sure=True)
+    is_sure = all(column.type.is_exact_in_text for _, column in named)
+    order = rng.permutation(len(named))
+    names = [named[at][0] for at in order]
+    cells = [[(_text if form == "csv" else _json)(row[at]) for at in order] for row in rows]
+    slip = str(rng.choice(["", "", "", "", "unknown column", "no column", "twice", "no value"]))
+    at = int(rng.integers(len(names)))
+    column = named[order[at]][1]
+    if slip == "unknown column":
+        names, cells = [*names, "key.nobody"], [[*row, "1"] for row in cells]
+    elif slip == "no column" and len(names) > 1:
+        names, cells = _without(names, at), [_without(row, at) for row in cells]
+    elif slip == "twice":
+        cells = [*cells, cells[0]]
+        is_sure = is_sure and is_once
+    elif slip == "no value" and column.type_name in NUMBERS:
+        cells[0][at] = "nought"
     else:
-        lines = [dict(zip(names, map(_json, key), strict=True)) for key in keys]
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    is_sure = all(
-        column.type.is_exact_in_text and _is_sure(value, form)
-        for key in keys
-        for column, value in zip(columns, key, strict=True)
-    )
-    return path, is_sure
+        slip = ""
+    is_wrong = bool(slip) and (slip != "twice" or is_once)
+    text = _json_lines(rng, names, cells)
+    if form == "csv":
+        text = _csv(rng, names, cells, has_nulls=nulls)
+    if rng.random() < 0.3 and not any("\n" in str(cell) for row in cells for cell in row):
+        text = text.replace("\n", "\r\n")
+    path.write_bytes((BOM if rng.random() < 0.3 else b"") + text.encode())
+    return Typed(path, is_sure, is_wrong)
 
 
-def _is_sure(value: Any, form: str) -> bool:
-    if form == "json":
-        return True
-    return value is not None and value not in UNSURE and "\n" not in str(value)
+NUMBERS = ("byte", "short", "int", "long", "float", "double", "decimal", "large")
+
+
+def _without(items: list[Any], at: int) -> list[Any]:
+    return items[:at] + items[at + 1 :]
+
+
+def _csv(rng: Generator, names: list[str], cells: list[list[str]], *, has_nulls: bool) -> str:
+    made = io.StringIO()
+    quoting = csv.QUOTE_MINIMAL if has_nulls or rng.random() < 0.5 else csv.QUOTE_ALL
+    writer = csv.writer(made, quoting=quoting, lineterminator="\n")
+    writer.writerow(names)
+    for row in cells:
+        writer.writerow(row)
+        made.write("\n" * int(rng.random() < 0.1))
+    return made.getvalue()
+
+
+def _json_lines(rng: Generator, names: list[str], cells: list[list[Any]]) -> str:
+    has_structs = bool(rng.random() < 0.4)
+    lines = []
+    for row in cells:
+        line = dict(zip(names, row, strict=True))
+        if has_structs:
+            structs: dict[str, Any] = {}
+            for name, value in line.items():
+                side, _, field = name.partition(".")
+                structs.setdefault(side, {})[field] = value
+            line = structs
+        lines.append(json.dumps(line, ensure_ascii=bool(rng.random() < 0.5)))
+        lines += [" "] * int(rng.random() < 0.1)
+    return "\n".join(lines) + "\n" * int(rng.random() < 0.8)
 
 
 def _text(value: Any) -> str:

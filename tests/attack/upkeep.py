@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-import statestore
 from statestore import Checkpoint
-from tests.spark.harness import STATE_STORE
 
 from .conditions import draw_condition
-from .families import Key, State, taken
+from .families import Key, State, select, taken
 from .steps import (
     Step,
     by_call,
@@ -18,7 +16,6 @@ from .steps import (
     draw_address,
     draw_family,
     expected_of,
-    select,
     storage_words,
 )
 
@@ -67,25 +64,6 @@ def rescale(world: World, rng: Generator) -> Step:
             directory.before_rescale, directory.num_partitions = before, number
 
     return Step("rescale", call, note=note, may_be_refused=number == before)
-
-
-def ask_partitions(world: World, rng: Generator) -> Step | None:
-    """Have the query's next start change the number of state partitions, by its configuration."""
-    number = int(rng.choice([1, 2, 3, 4, 6]))
-    directory, before = world.current, world.current.num_partitions
-    if world.has_planned_batch(directory):
-        return None
-
-    def run() -> None:
-        conf = {f"{STATE_STORE}.partitions": str(number)}
-        statestore.run(lambda: world.start(directory, conf=conf))
-
-    def note(directory: Directory) -> None:
-        if number != before:
-            directory.before_rescale, directory.num_partitions = before, number
-
-    call = by_call(directory, "start", partitions=number)
-    return Step("ask partitions", call, note=note, in_process=run)
 
 
 def undo(world: World, rng: Generator) -> Step:
@@ -180,7 +158,9 @@ def repair(world: World, rng: Generator) -> Step | None:
     earlier = directory.versions.get(version - 1)
     files = [
         path
-        for path in sorted((directory.path / "state").rglob(f"{version}[._]*delta*"))
+        for path in sorted(
+            (directory.elsewhere or directory.path / "state").rglob(f"{version}[._]*delta*")
+        )
         if path.is_file() and path.stat().st_size > 64 and not path.name.endswith(".crc")
     ]
     if earlier is None or not files or directory.before_rescale is not None:

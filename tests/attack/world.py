@@ -6,6 +6,7 @@ import json
 import os
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
@@ -23,7 +24,6 @@ from .operators import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from numpy.random import Generator
     from pyspark.sql import DataFrame, SparkSession
@@ -89,6 +89,15 @@ class Directory:
         """Its newest version."""
         return self.batch + 1
 
+    @property
+    def elsewhere(self) -> Path | None:
+        """Where its state is; None where that is in it."""
+        try:
+            named = json.loads((self.path / "statestore.json").read_text())
+        except FileNotFoundError:
+            return None
+        return Path(named["storage"], named["id"])
+
     def at(self, path: Path, **changes: Any) -> Directory:
         """Return a directory with the same rows, and no older version, elsewhere."""
         fields: dict[str, Any] = {
@@ -133,6 +142,7 @@ class World:
         files: Rows of each file of the input, in order.
         ever: Grouping keys that ever had a row.
         tried: The trial that was not promoted or dropped yet.
+        bug: A bug that operations have.
         retained: Savepoints by schedule, by the directory that they are in.
     """
 
@@ -144,6 +154,7 @@ class World:
         self.others: list[Directory] = []
         self.ever: set[Key] = set()
         self.tried: Tried | None = None
+        self.bug = ""
         self.retained: dict[Path, Retained] = {}
         self._spark = spark
         self._num_directories = 0
@@ -223,17 +234,24 @@ class World:
                 self.absorb(directory)
 
     def start(
-        self, directory: Directory, *, loses: bool = False, conf: Mapping[str, str] | None = None
+        self,
+        directory: Directory,
+        *,
+        loses: bool = False,
+        conf: Mapping[str, str] | None = None,
+        every: str | None = None,
     ) -> StreamingQuery:
-        """Start the query on a directory; it ends when it has read all files."""
+        """Start the query on a directory; without `every` it ends when it has read all files."""
         session = self.session(directory.backend)
+        if self.plan.elsewhere and directory.batch < 0:
+            session.conf.set(f"{STATE_STORE}.checkpointStorage", str(self.root / "states"))
         for key, value in (conf or {}).items():
             session.conf.set(key, value)
         writer = (
             self.frame(session, loses=loses)
             .writeStream.outputMode(self.operator.mode)
             .option("checkpointLocation", str(directory.path))
-            .trigger(availableNow=True)
+            .trigger(**{"processingTime": every} if every else {"availableNow": True})
         )
         if directory.sink is None or directory.backend not in OURS:
             writer = writer.format("noop")
@@ -251,13 +269,16 @@ class World:
 
     def absorb(self, directory: Directory) -> None:
         """Note what batches since did that the query has committed."""
-        commits = directory.path / "commits"
-        batches = sorted(int(one.name) for one in commits.glob("*") if one.name.isdecimal())
-        for batch in batches:
+        for batch in _batches(directory, "commits"):
             if batch > directory.batch:
                 self._absorb_batch(directory, batch)
 
     def _absorb_batch(self, directory: Directory, batch: int) -> None:
+        before, now = (_num_partitions(directory, number) for number in (batch - 1, batch))
+        if before != now:
+            directory.note(directory.state, batch=batch)
+            directory.before_rescale, directory.num_partitions = before, now
+            return
         read = self.read_by(directory, batch)
         directory.gone -= {row[: len(self.operator.keys)] for row in read.rows}
         after = self.operator.step(directory.state, read)
@@ -265,6 +286,16 @@ class World:
             before = set().union(*directory.state.values())
             directory.output.update(set().union(*after.values()) - before)
         directory.note(after, batch=batch)
+
+    def has_read_all(self, directory: Directory) -> bool:
+        """Return whether the query has committed all files."""
+        batch = max(_batches(directory, "commits"), default=-1)
+        return self.num_files_read(directory, batch) == len(self.files)
+
+    def partitions_of(self, directory: Directory, batch: int | None = None) -> int:
+        """Return the number of state partitions of a batch; None for the newest committed one."""
+        newest = max(_batches(directory, "commits"))
+        return _num_partitions(directory, newest if batch is None else batch)
 
     def read_by(self, directory: Directory, batch: int) -> Batch:
         """Return what a batch read, and its watermarks."""
@@ -295,21 +326,38 @@ class World:
         rows = frame.toArrow().to_pylist()
         return Counter(taken(row, self.operator.keys) for row in rows)
 
+    def next_watermark_ms(self, directory: Directory) -> int:
+        """Return the watermark of the next batch; 0 before there is one."""
+        newest = max(_batches(directory, "commits"), default=None)
+        entry = directory.path / "commits" / str(newest)
+        return int(json.loads(entry.read_text().splitlines()[1])["nextBatchWatermarkMs"])
+
     def has_planned_batch(self, directory: Directory) -> bool:
         """Return whether a batch is planned and not committed."""
-        newest = [
-            max((int(one.name) for one in (directory.path / log).glob("[0-9]*")), default=-1)
-            for log in ("offsets", "commits")
-        ]
-        return newest[0] > newest[1]
+        planned, done = (
+            max(_batches(directory, log), default=-1) for log in ("offsets", "commits")
+        )
+        return planned > done
 
     def newest_version(self, directory: Directory) -> int:
         """Return the newest committed version, as the directory says."""
         return int(Checkpoint(directory.path).info.newest_version or 0)
 
 
+def _batches(directory: Directory, log: str) -> list[int]:
+    """Return the batches in a log of Spark's, in order."""
+    names = (one.name for one in (directory.path / log).glob("*"))
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
 def _watermark_ms(directory: Directory, batch: int) -> int:
-    if batch < 0:
-        return 0
+    return 0 if batch < 0 else int(_planned(directory, batch)["batchWatermarkMs"])
+
+
+def _num_partitions(directory: Directory, batch: int) -> int:
+    return int(_planned(directory, max(batch, 0))["conf"]["spark.sql.shuffle.partitions"])
+
+
+def _planned(directory: Directory, batch: int) -> Any:
     lines = (directory.path / "offsets" / str(batch)).read_text().splitlines()
-    return int(json.loads(lines[1])["batchWatermarkMs"])
+    return json.loads(lines[1])

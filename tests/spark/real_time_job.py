@@ -126,6 +126,7 @@ def endless(
     """Run an aggregation, fed all the time, to be killed."""
     session = _configured(root, jars)
     lane = _lane(session, "aggregation", root / "lane", servers, {PROVIDER_KEY: provider})
+    lane.fed = lane.num_known()
     source, query = lane.start(**REAL)
     while query.isActive:
         _feed_for(lane, source, FEED_EVERY_S)
