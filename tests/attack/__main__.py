@@ -79,13 +79,11 @@ class Attack(Lives):
         columns = ", ".join(column.ddl for column in life.operator.inputs)
         say(f"life {number}: {plan}\n  {columns}")
         failure = failure_of(lambda: life.run(is_over))
-        if failure:
-            say("\n".join(f"  {line}" for line in life.story))
-            if arguments.keep:
-                kept = arguments.keep / f"life-{arguments.seed}-{number}"
-                shutil.copytree(root, kept, dirs_exist_ok=True)
+        say("\n".join(f"  {line}" for line in life.story))
+        if failure and arguments.keep:
+            kept = arguments.keep / f"life-{arguments.seed}-{number}"
+            shutil.copytree(root, kept, dirs_exist_ok=True)
         shutil.rmtree(root)
-        say(f"  {len(life.story)} steps")
         return {"failure": failure, **line_of(life)}
 
     def find_bugs(self) -> bool | None:

@@ -180,16 +180,17 @@ class Life:
     def _undisturbed(self, step: Step) -> None:
         self._settle(step, self._run(step))
 
-    def _count(self, step: Step, disturbance: str, ending: str) -> None:
-        self.tally.steps[step.name, disturbance, ending] += 1
-        self.story[-1] += f"   # {disturbance + ', ' if disturbance else ''}{ending}"
+    def _count(self, step: Step, disturbance: str, outcome: Outcome) -> None:
+        self.tally.steps[step.name, disturbance, outcome.ending] += 1
+        how = [disturbance, outcome.ending, outcome.kind]
+        self.story[-1] += f"   # {', '.join(filter(None, how))}"
 
     def _settle(self, step: Step, outcome: Outcome, disturbance: str = "") -> None:
         """Note how a step ended that nothing else disturbs any more."""
         if LEASE_LOST in outcome.text or outcome.ending == "killed":
             self._repeated(step, disturbance or outcome.ending)
             return
-        self._count(step, disturbance, outcome.ending)
+        self._count(step, disturbance, outcome)
         require(outcome.ending in ("done", "refused"), "an operation failed", outcome.text)
         if outcome.ending == "done":
             require(not step.must_be_refused, "what must be refused was done", outcome.text)
@@ -304,7 +305,7 @@ class Life:
         if LEASE_LOST in outcome.text or outcome.ending == "killed":
             self._repeated(step, disturbance)
             return
-        self._count(step, disturbance, outcome.ending)
+        self._count(step, disturbance, outcome)
         require(outcome.ending in ("done", "refused"), "the repetition failed", outcome.text)
         if outcome.ending == "done":
             require(not step.must_be_refused, "what must be refused was done", outcome.text)
@@ -372,7 +373,7 @@ class Life:
         ends = [(step, first), (other, second)]
         directory = self.world.current
         for one, outcome in ends:
-            self._count(one, "beside another", outcome.ending)
+            self._count(one, "beside another", outcome)
             require(outcome.ending != "failed", "one of two failed", outcome.text)
             is_right = (
                 outcome.ending in ("done", "killed") or one.must_be_refused or one.may_be_refused
@@ -426,7 +427,7 @@ class Life:
         if is_stopped:
             child.go_on()
         outcome = child.end(serve=step.serve)
-        self._count(step, "beside the query", outcome.ending)
+        self._count(step, "beside the query", outcome)
         require(outcome.ending != "failed", "beside the query it failed", outcome.text)
         self._finish(step)
         self.world.tried = None

@@ -101,6 +101,8 @@ def restore(world: World, rng: Generator) -> Step:
     if rng.random() < 0.3:
         keywords["new_query_id"] = True
         words += ["--new-query-id"]
+    if world.plan.elsewhere and rng.random() < 0.5:
+        words += ["--storage-option", f"checkpointStorage={world.states}"]
     target = source.at(world.new_path(), is_savepoint=False, backend=backend, num_partitions=number)
     call = (
         by_words("restore", source.path, target.path, *words, *storage_words())

@@ -166,6 +166,11 @@ class World:
         if operator.has_file_sink:
             self.current.sink = root / "sink"
 
+    @property
+    def states(self) -> Path:
+        """Where state is that is not in its checkpoint."""
+        return self.root / "states"
+
     def new_path(self) -> Path:
         """Return the path of a directory that is not there yet."""
         self._num_directories += 1
@@ -244,7 +249,7 @@ class World:
         """Start the query on a directory; without `every` it ends when it has read all files."""
         session = self.session(directory.backend)
         if self.plan.elsewhere and directory.batch < 0:
-            session.conf.set(f"{STATE_STORE}.checkpointStorage", str(self.root / "states"))
+            session.conf.set(f"{STATE_STORE}.checkpointStorage", str(self.states))
         for key, value in (conf or {}).items():
             session.conf.set(key, value)
         writer = (
