@@ -51,9 +51,12 @@ class Tried:
         return str(self.branch.path.parent)
 
 
-def try_code(world: World, rng: Generator) -> Step:
+def try_code(world: World, rng: Generator) -> Step | None:
     """Try equal code, or a program that loses all that it reads; often the one of the last time."""
     directory, known = world.current, world.tried
+    is_elsewhere = directory.elsewhere is not None
+    if is_elsewhere and rng.random() < 0.9:
+        return None
     path = world.new_path()
     loses, batches = bool(rng.random() < 0.5), int(rng.integers(1, 4))
     if known is not None and known.of is directory:
@@ -92,7 +95,8 @@ def try_code(world: World, rng: Generator) -> Step:
         world.tried = Tried(directory, branch, old, found["is_same"], (loses, batches))
 
     return Step(
-        f"try, {'a bug' if loses else 'equal'}", call, check=check, may_be_refused=True,
+        f"try, {'a bug' if loses else 'equal'}", call, check=check,
+        must_be_refused=is_elsewhere, may_be_refused=True,
         serve=_serve(world, rng, branch, asked, lambda: world.start(directory, loses=loses)),
         instead=_drop(world, path),
     )  # fmt: skip
