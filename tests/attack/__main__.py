@@ -21,7 +21,7 @@ from tests.spark.application import start_application
 from tests.spark.helper_jar import compile_test_jar
 
 from .filler import Filler
-from .life import Life
+from .life import DISTURBANCES, Life
 from .operations import OPERATIONS
 from .plan import make_plan
 from .planted_bugs import BUGS
@@ -45,6 +45,10 @@ class Attack(Lives):
         parser.add_argument(
             "--operation", action="append", default=[], choices=list(OPERATIONS),
             help="of all lives, else all; may be repeated",
+        )  # fmt: skip
+        parser.add_argument(
+            "--disturbance", action="append", default=[], choices=list(DISTURBANCES),
+            help="what may happen to one, else all; may be repeated",
         )  # fmt: skip
         parser.add_argument("--steps", type=int, help="operations of a life, else a few")
         parser.add_argument(
@@ -70,6 +74,7 @@ class Attack(Lives):
             "operator": arguments.operator,
             "num_steps": arguments.steps,
             "operations": tuple(arguments.operation),
+            "disturbances": tuple(arguments.disturbance),
         }
         plan = make_plan(
             arguments.seed, number, **{name: value for name, value in wanted.items() if value}

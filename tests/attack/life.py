@@ -361,12 +361,19 @@ class Life:
         raise ProblemError("rows are neither of before nor of after", f"{found}")
 
     def _beside_another(self, step: Step) -> None:
-        """Let it stand still at some moment, while another one begins and ends."""
-        other = draw_step(self.world, self.rng, beside=True)
+        """Let it stand still at some moment, while another one begins and ends.
+
+        That may be the same command, or what takes it back.
+        """
+        other, chance = step, self.rng.random()
+        if step.instead is None or chance < 0.4:
+            other = draw_step(self.world, self.rng, beside=True)
+        elif chance < 0.7:
+            other = step.instead
         self.story[-1] += f"\n  beside {other.call.describe()}"
         child = Child(step.call, "stop", self._somewhere(step), self._bug)
         is_stopped = child.is_stopped(serve=step.serve)
-        second = run(other.call, bug=self._bug)
+        second = run(other.call, bug=self._bug, serve=other.serve)
         if is_stopped:
             child.go_on()
         first = child.end(serve=step.serve)

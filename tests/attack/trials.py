@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from statestore import StateStoreError
-from statestore.operations.trial.record import CHECKPOINT
+from statestore.operations.trial.record import CHECKPOINT, RECORD_NAME
 from statestore.spark.trying import Repeat, run_job
 
 from .audit import audit, read_state, require
@@ -195,6 +195,10 @@ def _drop(world: World, path: Path) -> Step:
         assert not left, f"a trial was dropped, and is there: {left}"
         world.tried = None
 
+    def look() -> None:
+        if not (path / RECORD_NAME).exists():
+            world.tried = None
+
     call = by_words("drop", path, "--yes", *storage_words())
     # Killed behind its last change it is done, and there is no trial any more.
-    return Step("drop", call, note=note, source=world.current, may_be_refused=True)
+    return Step("drop", call, note=note, look=look, source=world.current, may_be_refused=True)
