@@ -309,6 +309,32 @@ def test_the_certificate_is_begun_before_anything_changes_and_completed_after(
         Checkpoint(made.path).forget(keys=keys)
 
 
+def test_a_certificate_is_of_each_of_its_keys(tmp_path: Path) -> None:
+    """Catches a key that was forgotten, told that it was not: whoever asks has but his own."""
+    made = make(tmp_path)
+    file = tmp_path / "certificate.json"
+    Checkpoint(made.path).forget(keys=pa.table({"key.k": KEYS[3:6]}), certificate=file)
+
+    def told(*keys: int) -> bool | None:
+        asked = pa.table({"key.k": keys})
+        return Checkpoint(made.path).search_keys(asked, certificate=file).certificate_is_of_keys
+
+    assert told(*KEYS[3:6])
+    assert told(KEYS[4])
+    assert not told(KEYS[7])
+    assert not told(KEYS[4], KEYS[7])
+    document = json.loads(file.read_text())
+    for damaged in (None, {}, {**document["fingerprints"], "salt": "x"}):
+        file.write_text(json.dumps({**document, "fingerprints": damaged}))
+        with pytest.raises(InvalidArgumentError, match="no certificate"):
+            told(KEYS[4])
+    # As one of more than a thousand keys: each has no fingerprint of its own.
+    document["fingerprints"]["of_keys"] = None
+    file.write_text(json.dumps(document))
+    assert told(*KEYS[3:6])
+    assert not told(KEYS[4])
+
+
 def test_a_certificate_that_cannot_be_completed_is_in_the_error(tmp_path: Path) -> None:
     """Catches the only document of what cannot be done again, lost with its directory."""
     made = make(tmp_path)

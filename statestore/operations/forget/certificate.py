@@ -11,19 +11,20 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import secrets
 import socket
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
 from statestore.checkpoint.history import user_name
 from statestore.core.errors import InvalidArgumentError, StorageError
-from statestore.core.json_fields import MalformedError, parse_fields
+from statestore.core.json_fields import Fields, MalformedError, parse_fields, to_text
 from statestore.core.text import format_count, format_time
 from statestore.core.version import __version__
 from statestore.operations.forget.values import texts_of
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from statestore.operations.forget.wanted import Wanted
 
 CERTIFICATE_VERSION = 1
+_HEX = re.compile(r"(?:[0-9a-f]{2})+")
 MAX_FINGERPRINTS = 1000
 """Up to so many keys each has a fingerprint of its own."""
 NOT_REACHED = (
@@ -215,6 +217,20 @@ def who_and_when(now_ms: float) -> dict[str, Any]:
     }
 
 
+def _fingerprints(document: Any) -> Fingerprints | None:
+    """Return those of a certificate, as it was read; None of what is none."""
+    try:
+        fields = Fields(document).object("fingerprints")
+        has_each = fields.has("of_keys")
+        return Fingerprints(
+            fields.text("salt", _HEX),
+            tuple(to_text(one, _HEX) for one in fields.items("of_keys")) if has_each else None,
+            fields.text("of_all", _HEX),
+        )
+    except MalformedError:
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Begun:
     """What is needed of a certificate that was begun and not completed.
@@ -254,13 +270,13 @@ class CertificateFile:
         fields = self._read()
         if fields is None:
             return None
-        found = fields.get("fingerprints") if isinstance(fields, dict) else None
-        is_same = (
-            isinstance(found, dict)
-            and (fields.get("operation"), fields.get("status")) == ("forget", "begun")
-            and (fields.get("checkpoint"), fields.get("operator")) == (checkpoint, operator)
-        )
-        if not is_same or not self._is_of(fields, wanted):
+        there = _fingerprints(fields)
+        if (
+            there is None
+            or (fields.get("operation"), fields.get("status")) != ("forget", "begun")
+            or (fields.get("checkpoint"), fields.get("operator")) != (checkpoint, operator)
+            or there != Fingerprints.make(spelled(wanted), there.salt)
+        ):
             raise InvalidArgumentError(
                 "there is a file already, and it is no certificate of these keys that was begun",
                 kind="file-exists",
@@ -274,7 +290,7 @@ class CertificateFile:
             num_rows_before=fields["num_rows_before"],
             num_rows_of_files=fields["num_rows_of_files"],
             version=fields["version"],
-            fingerprints=Fingerprints.make(spelled(wanted), fields["fingerprints"]["salt"]),
+            fingerprints=there,
             who={
                 name: fields[name]
                 for name in ("statestore", "host", "user", "begun_at", "begun_ms")
@@ -282,26 +298,25 @@ class CertificateFile:
         )
 
     def is_of(self, wanted: Wanted) -> bool:
-        """Return whether the certificate that is there is of these very keys.
+        """Return whether each of these keys is one that the certificate there is of.
+
+        One of more than MAX_FINGERPRINTS keys tells only whether these are all of them.
 
         Raises:
             InvalidArgumentError: There is no certificate.
             StorageError: It cannot be read.
         """
-        fields = self._read()
-        if not isinstance(fields, dict) or not isinstance(fields.get("fingerprints"), dict):
+        there = _fingerprints(self._read())
+        if there is None:
             raise InvalidArgumentError(
                 "the file is no certificate",
                 file=str(self.path),
                 to_fix="name a file that `statestore forget --certificate` wrote",
             )
-        return self._is_of(fields, wanted)
-
-    @staticmethod
-    def _is_of(fields: dict[str, Any], wanted: Wanted) -> bool:
-        of = cast("dict[str, Any]", fields["fingerprints"])
-        found = Fingerprints.make(spelled(wanted), of["salt"])
-        return hmac.compare_digest(found.of_all, of["of_all"])
+        asked = Fingerprints.make(spelled(wanted), there.salt)
+        if there.of_keys is None or asked.of_keys is None:
+            return hmac.compare_digest(asked.of_all, there.of_all)
+        return {*asked.of_keys} <= {*there.of_keys}
 
     def _read(self) -> Any:
         try:

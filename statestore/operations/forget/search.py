@@ -114,8 +114,9 @@ class KeySearch:
         num_rows: Rows of state files that were read, in whatever version.
         num_row_bytes: Bytes of those rows' keys and values, decompressed.
         outcomes: What it says of each operator, and of Spark's files.
-        certificate_is_of_keys: Whether the certificate that was named is of these very keys, by its
-            fingerprints; None where none was.
+        certificate_is_of_keys: Whether each of these keys is one that the certificate that was
+            named is of, by its fingerprints; where it has one of all its keys together, whether
+            these are all of them. None where none was named.
     """
 
     num_keys: int
@@ -148,7 +149,9 @@ class KeySearch:
         lines = [searched, *(outcome.describe() for outcome in self.outcomes)]
         if self.certificate_is_of_keys is not None:
             lines.append(
-                f"The certificate is{'' if self.certificate_is_of_keys else ' not'} of these keys."
+                "The certificate is of these keys."
+                if self.certificate_is_of_keys
+                else "The certificate is not of these keys, or not of each of them."
             )
         return "\n".join(lines)
 
