@@ -680,6 +680,9 @@ class Checkpoint(Directory):
 
         Guarantee: on return every store has the version in one file, which is durable; no version
         has changed. After a raise half way the stores that were done have it.
+
+        Raises:
+            NotFoundError: No batch is committed (kind version-not-found).
         """
         with self._reach.checkpoint() as checkpoint:
             return compact.compact(checkpoint, dry_run=dry_run, progress=progress or no_progress)

@@ -52,7 +52,8 @@ class Rows:
 
     def __repr__(self) -> str:
         version = "" if self.version is None else f", version {self.version}"
-        return f"<Rows {self.name!r} of {self._reach.place.uri}{version}>"
+        name = "" if self.name is None else f" {self.name!r}"
+        return f"<Rows{name} of {self._reach.place.uri}{version}>"
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         return stream_of(self.read_batches(), requested_schema)

@@ -20,7 +20,7 @@ from statestore.checkpoint.layout import history_path
 from statestore.core.errors import NotFoundError
 from statestore.core.ids import CHECKPOINT_ID
 from statestore.core.json_fields import MalformedError, parse_fields
-from statestore.core.text import to_time
+from statestore.core.text import to_cell, to_time
 from statestore.core.version import WRITER
 from statestore.io.local import named_errors
 
@@ -171,12 +171,17 @@ class HistoryEntry:
 
     @property
     def details(self) -> str:
-        """Options and result in words: `keep=2, num_files=14`; of a damaged line its text."""
+        """Options and result in words: `keep=2, num_files=14`; of a damaged line its text.
+
+        What was not asked for is left out, and the parts of a document.
+        """
         if self.text is not None:
             return self.text
         found = {**self.options, **self.result}
         return ", ".join(
-            f"{name}={'…' if isinstance(value, dict) else value}" for name, value in found.items()
+            f"{name}={'…' if isinstance(value, dict) else to_cell(value)}"
+            for name, value in found.items()
+            if value is not None and value is not False
         )
 
     def brief(self) -> HistoryEntry:

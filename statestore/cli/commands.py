@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import signal
 import tempfile
 import threading
@@ -116,6 +117,11 @@ class _Group(click.Group):
         except StateStoreError as error:
             more = f"More: statestore explain {error.kind}"
             raise click.ClickException(f"{error}\n{more}") from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # click ends quietly
+            where = error.filename or "the output"
+            raise click.ClickException(f"{where}: {error.strerror}") from error
 
 
 def _singular(name: str) -> str:

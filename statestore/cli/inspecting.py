@@ -261,7 +261,7 @@ def _parse_key(text: str) -> list[Any]:
     try:
         key = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise click.UsageError(f"--key takes a JSON list, not {text!r}") from error
+        raise click.UsageError(f'--key takes a JSON list such as ["a", 3], not {text!r}') from error
     return key if isinstance(key, list) else [key]
 
 
@@ -287,6 +287,9 @@ def _print_stores(stores: Iterable[StoreDescription], output: str) -> None:
         print_json({"stores": [store.fields() for store in stores]})
         return
     out = console()
+    stores = list(stores)
+    if not stores:
+        click.echo("No stores: the query keeps no state, or none of its batches is committed yet.")
     for store in stores:
         rows = add_counts(store.num_keys.values())
         title = f"operator {store.operator} {store.operator_name}, store {store.name}"

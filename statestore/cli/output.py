@@ -244,12 +244,13 @@ def print_rows(batches: Iterator[pa.RecordBatch], limit: int, output: str) -> No
     if output == "json":
         print_json({"rows": shown, "more": more})
         return
+    if not shown:
+        click.echo("No rows.")
+        return
     cells = [[to_cell(row[column]) for column in columns] for row in shown]
     console().print(table(columns, cells))
     if more:
         click.echo(f"The first {limit:,} rows. Use --limit to see more.")
-    elif not shown:
-        click.echo("No rows.")
 
 
 def print_written(num_rows: int, path: str, output: str) -> None:

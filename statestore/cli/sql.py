@@ -127,6 +127,8 @@ def _print_tables(it: Checkpoint, others: dict[str, Checkpoint], output: str) ->
         fields = [{"alias": alias or None, **asdict(one)} for alias, one in found]
         print_json({"tables": fields})
         return
+    if not found:
+        click.echo("No tables: the query keeps no state, or none of its batches is committed yet.")
     out = console()
     for alias, one in found:
         name = f"{alias}.{one.name}" if alias else one.name

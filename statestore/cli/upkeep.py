@@ -20,7 +20,13 @@ from statestore.cli.output import (
     yes_option,
 )
 from statestore.core.errors import StateStoreError
-from statestore.core.text import escape_controls, format_bytes, format_count, format_time
+from statestore.core.text import (
+    escape_controls,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_time,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,14 +63,14 @@ def list_command(
 
     It shows how each version is kept (incremental, full or rescaled), its rows, and the operation
     that made it if the query did not. Then come the bytes that it added, the bytes that a restore
-    reads, its snapshots, the time of its commit, and how long the slowest store took for it.     An
+    reads, its snapshots, the time of its commit, and how long the slowest store took for it. An
     expired version was deleted by retention, or left behind by a savepoint or restore: nothing is
-    wrong     with it. A damaged version lost files or has wrong ones. An unreadable one cannot be
-    reached.     This command, verify, read, inspect and diff also read checkpoints of Spark's own
+    wrong with it. A damaged version lost files or has wrong ones. An unreadable one cannot be
+    reached. This command, verify, read, inspect and diff also read checkpoints of Spark's own
     providers.
 
     A directory that is no checkpoint, such as the storage of a declarative pipeline, stands for
-    those below it: each is a line. A flow of a pipeline has one more checkpoint for each     full
+    those below it: each is a line. A flow of a pipeline has one more checkpoint for each full
     refresh: the last one counts.
 
     \b
@@ -120,11 +126,14 @@ def list_command(
             format_bytes(version.full_bytes) if version.num_stores else None,
             format_bytes(version.snapshot_bytes) if version.num_snapshots else None,
             None if version.committed_ms is None else format_time(version.committed_ms),
-            None if version.commit is None else f"{version.commit.total_ms:.0f} ms",
+            None if version.commit is None else format_duration(version.commit.total_ms),
         ]
         for version in versions
     ]
-    console().print(table(columns, rows))
+    if rows:
+        console().print(table(columns, rows))
+    else:
+        click.echo("No batch is committed yet.")
     for version in (version for version in versions if version.problem):
         click.echo(f"version {version.version}: {version.problem}")
     if retained:
@@ -222,7 +231,10 @@ def history(checkpoint: str, limit: int, storage_options: dict[str, str], output
         ]
         for entry in entries
     ]
-    console().print(table(columns, rows))
+    if rows:
+        console().print(table(columns, rows))
+    else:
+        click.echo("No operation has changed it.")
 
 
 @click.command()

@@ -100,9 +100,20 @@ def _plain(value: Any) -> Any:
     return value.hex() if isinstance(value, bytes) else value
 
 
+_QUANTITY = re.compile(r"-?[\d.]+ (?:[kMGT]?B|ms|s|min|h|d)(?: \d+ (?:h|min|s))?")
+
+
 def is_numeric(values: Sequence[object]) -> bool:
-    """Return whether a column has numbers only, and is to be aligned to the right."""
-    return bool(values) and all(isinstance(value, int | float) for value in values)
+    """Return whether a column is to be aligned to the right.
+
+    It has numbers only, also as `format_bytes` and `format_duration` write them; some may lack.
+    """
+    found = [value for value in values if value is not None]
+    return bool(found) and all(
+        isinstance(value, int | float)
+        or (isinstance(value, str) and _QUANTITY.fullmatch(value) is not None)
+        for value in found
+    )
 
 
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

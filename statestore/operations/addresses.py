@@ -71,9 +71,15 @@ def find_place(
             no other store.
 
     Raises:
-        InvalidArgumentError: It is no address, no rows have it, or several have.
+        InvalidArgumentError: It is no address, no rows have it, or several have; or the query has
+            no operators.
     """
     operator, name = _parse(address)
+    if not operators:
+        raise InvalidArgumentError(
+            "the query keeps no state: it has no stateful operator",
+            to_fix="name the checkpoint of a query that aggregates, joins or deduplicates",
+        )
     known = [one.id for one in operators]
     if operator is not None and operator not in known:
         raise InvalidArgumentError(

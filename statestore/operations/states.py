@@ -141,6 +141,7 @@ def rows_at(checkpoint: OpenCheckpoint, address: Address, version: int | None) -
         NotFoundError, IncompatibleError, CorruptionError, FencedError, StorageError: As
             `find_store`.
     """
+    check_committed(checkpoint, checkpoint.newest_version if version is None else version)
     stores = cache(partial(find_store, checkpoint, version=version))
     place = find_place(
         address,

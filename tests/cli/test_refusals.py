@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -186,3 +187,43 @@ def test_nothing_stays_of_a_command_that_is_terminated(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     assert not list(scratch.iterdir())
+
+
+def test_query_that_has_not_ended_its_first_batch_is_told_as_such(tmp_path: Path) -> None:
+    """Catches "name one of these" with none to name, of a query that has just begun."""
+    begun = tmp_path / "begun"
+    made = MadeCheckpoint(str(begun), tmp_path)
+    made.run_batch({1: 1})
+    shutil.rmtree(begun / "commits")
+    shutil.rmtree(begun / "state")
+    not_yet = "no batch of the query is committed yet"
+    for status, arguments, said in (
+        (0, ["list"], "No batch is committed yet."),
+        (0, ["inspect"], "none of its batches is committed yet"),
+        (0, ["history"], "No operation has changed it."),
+        (0, ["sql", "--tables"], "none of its batches is committed yet"),
+        (0, ["verify"], "Nothing to verify: no batch is committed yet."),
+        (1, ["read"], not_yet),
+        (1, ["inspect", "--largest", "3"], not_yet),
+        (1, ["inspect", "--key-groups"], not_yet),
+        (1, ["sql", "SELECT * FROM state"], not_yet),
+        (1, ["diff", "--old-version", "1"], not_yet),
+        (1, ["compact"], not_yet),
+    ):
+        command, *options = arguments
+        done = CliRunner().invoke(cli, [command, str(begun), *options])
+        assert isinstance(done.exception, SystemExit | None), arguments
+        assert (done.exit_code, said in done.output) == (status, True), (arguments, done.output)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no such device")
+@pytest.mark.parametrize("options", [(), ("--output", "json")])
+def test_output_that_cannot_be_written_is_an_error_without_traceback(
+    query: MadeCheckpoint, options: tuple[str, ...]
+) -> None:
+    """Catches a traceback on a full disk, and an exit status that says all is well."""
+    command = [sys.executable, "-m", "statestore.cli", "list", query.path, *options]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (1, "Error: the output: No space left on device\n")

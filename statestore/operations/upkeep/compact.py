@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from statestore.core.text import format_bytes, format_count, format_table
 from statestore.operations.result import Change, Result, no_progress
+from statestore.operations.states import check_committed
 from statestore.operations.step import step
 
 if TYPE_CHECKING:
@@ -115,9 +116,10 @@ def compact(
 def _compact(checkpoint: OpenCheckpoint, progress: Progress, *, writes: bool) -> Compact:
     """Compact, or only say what would be done."""
     version = checkpoint.newest_version
+    check_committed(checkpoint, version)
     stores: list[StoreCompact] = []
     with tempfile.TemporaryDirectory(dir=checkpoint.scratch_directory) as directory:
-        heads = checkpoint.heads(version) if version else {}
+        heads = checkpoint.heads(version)
         for number, (store, head) in enumerate(heads.items(), 1):
             location = checkpoint.location(store)
             form = checkpoint.work.form(location.body)

@@ -72,6 +72,8 @@ class Verification:
         """Return what was found, in words."""
         rows = f", {format_count(self.num_rows, 'row')}" if self.is_deep else ""
         found = "all is well" if self.ok else format_count(len(self.findings), "finding")
+        if self.ok and not self.versions and not self.expired:
+            return "Nothing to verify: no batch is committed yet."
         lines = [
             *(finding.describe() for finding in self.findings),
             f"{format_count(len(self.versions), 'version')}, "
