@@ -115,7 +115,11 @@ class CopyResult(NewDirectoryResult[Made]):
                     for new, name in self.added_operators.items()
                 ),
                 *(field for family in self.families for field in family.fields()),
-                ("state", f"{format_bytes(self.state_bytes)}, {self.state_files}"),
+                *(
+                    [("state", f"{format_bytes(self.state_bytes)}, {self.state_files}")]
+                    if self.state_files
+                    else []
+                ),
                 *([("afterwards", "the savepoint is deleted")] if self.claim else []),
             ]
         )

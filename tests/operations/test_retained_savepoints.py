@@ -264,7 +264,7 @@ def test_runs_at_once_leave_whole_savepoints_of_the_newest_version(tmp_path, see
 def test_version_that_came_after_a_restore_is_taken(tmp_path):
     """Catches a savepoint that is left out because another history had its number."""
     query = at_rest(tmp_path)
-    query.retain()
+    assert query.retain().size_bytes == query.status()["newest_bytes"]
     newest = query.status()["newest"]
     assert query.retain().taken is None
     query.clock.advance(HOUR_MS)

@@ -80,7 +80,7 @@ class RetainedSavepoints(Result):
         directory: Where the savepoints are.
         taken: The savepoint that was made; None where the newest one has the newest version.
         version: State version of the newest savepoint afterwards.
-        state_bytes: Bytes of state that are copied.
+        state_bytes: Bytes of the savepoint's state; of a dry run those that would be read for it.
         deleted: Savepoints that are deleted, oldest first.
         left_over: What killed attempts left, which is deleted too.
         kept: Savepoints that are there afterwards, oldest first.
@@ -98,7 +98,7 @@ class RetainedSavepoints(Result):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the state that is copied."""
+        """Bytes of the savepoint's state; of a dry run those that would be read for it."""
         return self.state_bytes
 
     @property
@@ -220,7 +220,7 @@ class _Attempt:
 
     def run(self, progress: Progress | None) -> RetainedSavepoints:
         """Do it."""
-        taken, state_bytes = None, 0
+        taken = None
         with open_checkpoint(self._place) as checkpoint:
             before = self._there(checkpoint)
             is_new = self._is_new(checkpoint, before)
@@ -228,7 +228,7 @@ class _Attempt:
             made = take_savepoint(
                 self._place, self._target(), _itself, form=self._form, progress=progress
             )
-            taken, state_bytes = made.target, made.size_bytes
+            taken = made.target
         with open_checkpoint(self._place) as checkpoint:
             # The new one is the newest, also by a clock that goes behind another one's.
             there = sorted(self._there(checkpoint), key=lambda one: one.uri == taken)
@@ -244,7 +244,7 @@ class _Attempt:
             directory=self._uri,
             taken=taken,
             version=there[-1].savepoint.version,
-            state_bytes=state_bytes,
+            state_bytes=there[-1].savepoint.state_bytes if taken else 0,
             deleted=tuple(one.uri for one in doomed),
             left_over=tuple(left_over),
             kept=tuple(one.uri for one in there if one not in doomed),

@@ -117,6 +117,12 @@ class Verification:
                 "every row can be read and the query starts; a later snapshot takes the place of a "
                 f"damaged file: statestore compact {uri} --yes takes one now"
             )
+        if all(_is_metadata(finding.file or "") for finding in self.findings):
+            return (
+                "no version can be read while the metadata of an operator is missing or damaged: "
+                "put it back from a copy; what a restore with --add-operator made has it after the "
+                "query's first batch"
+            )
         return (
             f"statestore repair {uri} says which version can be read and which batches would run "
             "again; with --yes it goes back to that version"
@@ -144,3 +150,8 @@ class Verification:
 def _is_schema(path: str) -> bool:
     """Whether a file is one of Spark's state schemas."""
     return "/_stateSchema/" in path or path.endswith("/_metadata/schema")
+
+
+def _is_metadata(path: str) -> bool:
+    """Whether a file is Spark's metadata of an operator."""
+    return path.endswith(("/_metadata/metadata", "/_metadata/v2"))
