@@ -12,6 +12,7 @@ from statestore.core.errors import InvalidArgumentError
 PREFIX = "spark.sql.streaming.stateStore."
 RETAIN_KEY = "spark.sql.streaming.minBatchesToRetain"
 _RETAIN_FIELD = "min_versions_to_retain"
+_EMPTY = '""'  # no text, as a user writes it: a word would be taken for a value
 
 OptionType = Literal["int", "long", "float", "boolean", "string"]
 OptionValue = int | float | bool | str
@@ -60,9 +61,10 @@ class Option:
             InvalidArgumentError: It is of another type or out of range; names key, value and range.
         """
         parsed = self._convert(value)
-        too_small = self.minimum is not None and parsed < self.minimum  # type: ignore[operator]
-        too_large = self.maximum is not None and parsed > self.maximum  # type: ignore[operator]
-        if too_small or too_large or (self.choices and parsed not in self.choices):
+        # So that NaN, which is neither smaller nor larger than anything, is refused.
+        is_above = self.minimum is None or parsed >= self.minimum  # type: ignore[operator]
+        is_below = self.maximum is None or parsed <= self.maximum  # type: ignore[operator]
+        if not (is_above and is_below) or (self.choices and parsed not in self.choices):
             raise self._refusal(value)
         return parsed
 
@@ -91,7 +93,7 @@ class Option:
     def describe_range(self) -> str:
         """Return the range in words."""
         if self.choices:
-            return " or ".join(choice or "empty" for choice in self.choices)
+            return " or ".join(choice or _EMPTY for choice in self.choices)
         if self.type == "boolean":
             return "true or false"
         if self.type == "string":
@@ -103,9 +105,7 @@ class Option:
 
     def default_text(self) -> str:
         """Return the default as a user would write it."""
-        if self.default == "":
-            return "empty"
-        return _as_text(self.default)
+        return _as_text(self.default) or _EMPTY
 
 
 TABLE: tuple[Option, ...] = (
@@ -449,7 +449,11 @@ def spark_conf(options: Mapping[str, object]) -> dict[str, str]:
             continue
         option = by_name.get(key)
         if option is None:
-            raise _unknown(name, [*by_name, _RETAIN_FIELD])
+            raise _unknown(
+                name,
+                [*by_name, _RETAIN_FIELD],
+                "; a key of Spark's own is given to the builder: config(KEY, VALUE)",
+            )
         conf[option.full_key] = _as_text(option.parse(value))
     return conf
 
@@ -458,12 +462,12 @@ def _as_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _unknown(name: str, known: list[str]) -> InvalidArgumentError:
+def _unknown(name: str, known: list[str], hint: str = "") -> InvalidArgumentError:
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
     return InvalidArgumentError(
         "unknown option",
         kind="unknown-option",
         key=name,
         nearest=nearest,
-        to_fix=f"use {nearest!r}, or remove it; docs/configuration.md lists every option",
+        to_fix=f"use {nearest!r}, or remove it; docs/configuration.md lists every option{hint}",
     )

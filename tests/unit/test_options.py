@@ -34,6 +34,7 @@ def test_unknown_key_is_refused_with_the_nearest_name():
         ("file.compression", "lz4"),
         ("fsync.enabled", "yes"),
         ("snapshot.replayRatio", "0"),
+        ("snapshot.replayRatio", "nan"),
         ("overlay.maxBytes", "-2"),
         ("orphan.ageMs", "-1"),
     ],
@@ -45,6 +46,14 @@ def test_value_out_of_range_is_refused_by_key_and_value(key, value):
 
     assert PREFIX + key in str(caught.value)
     assert repr(value) in str(caught.value)
+
+
+def test_fix_of_a_choice_that_may_be_empty_is_no_word_that_is_refused():
+    """Catches a fix that says `empty`, which is refused in its turn."""
+    with pytest.raises(InvalidArgumentError, match=r'set it to "" or AES256 or aws:kms, or .* ""$'):
+        StateStoreOptions.from_spark_conf({"s3.sse": "empty"})
+
+    assert StateStoreOptions.from_spark_conf({"s3.sse": ""}).s3_sse == ""
 
 
 def test_options_of_a_call_are_read_by_field_name():

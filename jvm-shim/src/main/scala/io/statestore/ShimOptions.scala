@@ -189,11 +189,14 @@ object ShimOptions {
     private def inRange(value: BigDecimal): Boolean =
       minimum.forall(_ <= value) && maximum.forall(value <= _)
 
-    private def defaultText: String = if (default.asText.isEmpty) "empty" else default.asText
+    private def defaultText: String = orEmpty(default.asText)
+
+    // No text, as a user writes it: a word would be taken for a value.
+    private def orEmpty(text: String): String = if (text.isEmpty) "\"\"" else text
 
     private def range: String = kind match {
       case _ if choices.nonEmpty =>
-        choices.map(choice => if (choice.isEmpty) "empty" else choice).mkString(" or ")
+        choices.map(orEmpty).mkString(" or ")
       case "boolean" => "true or false"
       case "string" => "any text"
       case _ =>
