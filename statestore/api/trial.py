@@ -547,7 +547,14 @@ class Trial:
             with open_checkpoint(self._below(CHECKPOINT).place) as branch:
                 found += compare_state(old, record.version, branch, rule)
             rule.check_ignored()
-            return write_record(io, path, record, state=State.COMPARED, compared=tuple(found))
+            return write_record(
+                io,
+                path,
+                record,
+                state=State.COMPARED,
+                compared=tuple(found),
+                ignored=tuple(sorted(rule.ignored)),
+            )
 
 
 def _run_side(repeat: trying.Repeat, side: _Side, submit: tuple[str, ...]) -> None:
@@ -569,10 +576,4 @@ def _run_side(repeat: trying.Repeat, side: _Side, submit: tuple[str, ...]) -> No
             to_fix="see what it printed; the checkpoint is as it was, and the same call goes on",
         )
     if answer:
-        raise InvalidArgumentError(
-            "the job could not be tried",
-            kind="trial-failed",
-            job=os.fspath(side.job),
-            reason=answer["message"],
-            to_fix="mend what the reason names, and try the job again; the checkpoint is as it was",
-        )
+        raise InvalidArgumentError(answer.pop("problem"), job=os.fspath(side.job), **answer)

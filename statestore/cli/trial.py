@@ -61,7 +61,8 @@ _TRIAL = "trial"
     "--submit",
     metavar="COMMAND",
     default="",
-    help="Run the job by this, such as 'spark-submit --master yarn'.  [default: this Python]",
+    help="Run the job by this, such as 'spark-submit --master yarn --jars shim.jar'.  [default: "
+    "this Python]",
 )
 @click.option("--page", metavar="FILE", help="Write what was found to this HTML file, too.")
 @storage_option
@@ -91,7 +92,7 @@ def try_command(
 
     The rows are compared with those in the job's file sink, or with those of --against; the state
     with that of CHECKPOINT. The old query may run meanwhile. The same command goes on with its
-    trial,     and begins anew where JOB has changed. Exit status 0: equal; 1: something differs.
+    trial, and begins anew where JOB has changed. Exit status 0: equal; 1: something differs.
 
     \b
     Examples:

@@ -69,6 +69,8 @@ def _count(value: int | None, noun: str) -> str:
 def _ms(value: float | None) -> str:
     if value is None:
         return "-"
+    if 0 < value < 0.05:
+        return "< 0.1 ms"  # not nothing, which 0.0 would say
     if value < 10:
         return f"{value:.1f} ms"
     return f"{value:,.0f} ms" if value < 10_000 else f"{value / 1000:,.1f} s"

@@ -8,6 +8,7 @@ The job ends there. No other query of the job is started.
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import sys
 import urllib.parse
@@ -27,7 +28,7 @@ from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.trial.branching import hand
 from statestore.spark.connect import require_driver
 from statestore.spark.driver_files import DriverFiles
-from statestore.spark.failures import reason_of
+from statestore.spark.failures import reason_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,6 +41,8 @@ _SELF_DESCRIBING = ("parquet", "orc", "avro")
 _FILE_SINKS = (*_SELF_DESCRIBING, "csv", "json", "text")
 _LOCATION = "checkpointlocation"
 _DEFAULT_LOCATION = "spark.sql.streaming.checkpointLocation"
+_SCHEMA_REFUSED = re.compile(r"\[STATE_STORE_\w*SCHEMA\w*[\].]")
+_NEW_SCHEMA = re.compile(r"\bnew (?:key|value)_schema=(StructType\(.+\))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,7 @@ def run_job(repeat: Repeat, job: Callable[[], object]) -> None:
             raise
         except (Exception, SystemExit) as error:
             if not is_done:
-                raise _failed(reason_of(error), repeat) from error
+                raise _failed(reason_of(error), repeat, **_change_of_schema(error)) from error
     if not is_done:
         raise InvalidArgumentError(
             "the job starts no query of the checkpoint",
@@ -142,15 +145,31 @@ def run_job(repeat: Repeat, job: Callable[[], object]) -> None:
         )
 
 
-def _failed(reason: str, repeat: Repeat) -> InvalidArgumentError:
+def _failed(
+    reason: str, repeat: Repeat, to_fix: str = "mend the job and try it again", **fields: str
+) -> InvalidArgumentError:
     return InvalidArgumentError(
         "the job failed on the branch",
         kind="trial-failed",
         checkpoint=repeat.checkpoint,
         branch=repeat.branch,
         reason=reason,
-        to_fix="mend the job and try it again; the checkpoint is as it was",
+        **fields,
+        to_fix=f"{to_fix}; the checkpoint is as it was",
     )
+
+
+def _change_of_schema(error: BaseException) -> dict[str, str]:
+    """Return what helps where Spark refuses the old state for its schema; else nothing."""
+    text = text_of(error)
+    if not _SCHEMA_REFUSED.search(text):
+        return {}
+    new = _NEW_SCHEMA.search(text)
+    return {
+        **({"new_schema": new[1]} if new else {}),
+        "to_fix": "where the state is to change, say what becomes of its rows by --sql "
+        "NAME=SELECT, or rows=, as in docs/try.md; else mend the job",
+    }
 
 
 def _repeat_all(
@@ -364,7 +383,8 @@ def main(arguments: list[str]) -> int:
     try:
         run_job(repeat, lambda: runpy.run_path(script, run_name="__main__"))
     except StateStoreError as error:
-        Path(reply).write_text(json.dumps(error.to_json()))
+        said = {"problem": error.problem, "kind": error.kind, "to_fix": error.to_fix}
+        Path(reply).write_text(json.dumps({**said, **error.to_json()["fields"]}))
         return 1
     finally:
         _stop()

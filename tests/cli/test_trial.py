@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -81,13 +82,16 @@ def test_what_differs_is_shown_as_text_json_and_page(
 ) -> None:
     """Catches a difference that only one form of the report has, and rows taken for HTML."""
     _, trial = made
-    write(trial, compared=(Compared("batch 1", is_same=True), DIFFERENT))
+    same = Compared("batch 1", is_same=True, num_rows=41)
+    write(trial, compared=(same, DIFFERENT), ignored=("m", "value.m"))
 
     text, fields = str(trial), trial.result.fields()
     trial.report(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
 
     assert "the new code differs" in text
+    assert re.search(r"batch 1 +equal +41 ", text)
+    assert re.search(r"ignored +m, value.m\n", text)
     assert '{"change": "removed", "old": {"k": "<b>", "n": 1}}' in text
     assert "and 30 more" in text
     assert json.loads(json.dumps(fields))["compared"][1]["added"] == 30
@@ -123,6 +127,7 @@ def test_job_that_does_not_get_to_its_query_is_named(
 
     assert status == 1
     assert problem in printed
+    assert printed.count("To fix:") == 1
     assert ck.verify().ok
     if job:
         assert trial.result.error

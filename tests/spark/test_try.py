@@ -243,6 +243,8 @@ def test_only_batches_whose_files_are_known_are_repeated(tried: Tried, more: int
 def test_one_more_aggregate_begins_with_state_that_is_transformed(tried: Tried) -> None:
     """Catches a change of the schema that is refused, or whose other columns are not compared."""
     job = tried.job(counted_more)
+    with pytest.raises(InvalidArgumentError, match=r"new_schema=.*max.* To fix: .*--sql NAME="):
+        upgrade(tried.checkpoint, job, batches=2)
     more = "SELECT key, {'count': value.count, 'sum': value.sum, 'max': NULL::BIGINT} AS value"
     rows = {0: f"{more} FROM state"}
 
@@ -262,6 +264,8 @@ def test_one_more_aggregate_begins_with_state_that_is_transformed(tried: Tried) 
         ignore=["largest", "value.max"],
     )
     assert trial.is_same, str(trial)
+    assert trial.result.ignored == ("largest", "value.max")
+    assert [one.num_rows for one in trial.result.compared] == [3, 3, None]
     trial.promote()
     tried.run(*files(6, 1))
     assert tried.state == expected(7)

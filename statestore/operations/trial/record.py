@@ -70,6 +70,8 @@ class Compared:
             those that are ignored.
         rows: Some of those that differ, as JSON: `change`, of state `key`, `old`, `new`.
         why: Why it could not be compared, in words; empty where it was.
+        num_rows: How many rows the old code made of a batch; null of state, or where they are not
+            known.
     """
 
     of: str
@@ -80,6 +82,7 @@ class Compared:
     columns: tuple[str, ...] = ()
     rows: tuple[dict[str, Any], ...] = ()
     why: str = ""
+    num_rows: int | None = None
 
     @property
     def result(self) -> str:
@@ -109,6 +112,7 @@ class Record:
         compared: What came of the comparison.
         savepoint: Where the old is, once it was approved; empty before.
         error: Why the new code failed, in words; empty where it did not.
+        ignored: Columns that did not count in the comparison.
     """
 
     checkpoint: str
@@ -120,6 +124,7 @@ class Record:
     compared: tuple[Compared, ...] = field(default=())
     savepoint: str = ""
     error: str = ""
+    ignored: tuple[str, ...] = ()
 
     @property
     def is_same(self) -> bool:
@@ -153,6 +158,7 @@ def read_record(io: TreeFileIO, directory: str) -> Record | None:
             compared,
             found.text("savepoint"),
             found.text("error"),
+            tuple(str(column) for column in found.items("ignored")),
         )
     except MalformedError as error:
         raise CorruptionError(

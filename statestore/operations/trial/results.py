@@ -30,6 +30,7 @@ class TrialReport:
         compared: What came of each comparison.
         savepoint: Where the old is, once the new was approved; empty before.
         error: Why the new code failed, in words; empty where it did not.
+        ignored: Columns that did not count.
     """
 
     trial: str
@@ -42,6 +43,7 @@ class TrialReport:
     compared: tuple[Compared, ...]
     savepoint: str
     error: str
+    ignored: tuple[str, ...]
 
     @classmethod
     def of(cls, trial: str, record: Record) -> TrialReport:
@@ -57,6 +59,7 @@ class TrialReport:
             record.compared,
             record.savepoint,
             record.error,
+            record.ignored,
         )
 
     def fields(self) -> dict[str, Any]:
@@ -80,9 +83,13 @@ class TrialReport:
     @property
     def table(self) -> tuple[list[str], list[list[object]]]:
         """The comparisons: names of columns, and rows."""
-        columns = ["compared", "result", "only old", "only new", "changed"]
+        columns = ["compared", "result", "old rows", "only old", "only new", "changed"]
         return columns, [
-            [one.of, one.result, one.removed, one.added, one.changed] for one in self.compared
+            [
+                *(one.of, one.result, "-" if one.num_rows is None else one.num_rows),
+                *(["-"] * 3 if one.why else [one.removed, one.added, one.changed]),
+            ]
+            for one in self.compared
         ]
 
     def about(self) -> list[tuple[str, object]]:
@@ -95,6 +102,7 @@ class TrialReport:
             ("repeated", f"batches {batches[0]} to {batches[-1]}" if batches else "nothing yet"),
             ("state", f"{State[self.state.upper()].value} {self.state}"),
             *([("the old", self.savepoint)] if self.savepoint else []),
+            *([("ignored", ", ".join(self.ignored))] if self.ignored else []),
             ("result", self.verdict),
         ]
 

@@ -132,9 +132,9 @@ def compare_rows(
                 table: pa.Table = rows.to_arrow_table()
                 return table.rename_columns(names) if names else table
 
-            removed, added = (
-                connection.execute(f"FROM {only} SELECT count(*)").fetchall()[0][0]
-                for only in ("removed", "added")
+            removed, added, num_rows = (
+                connection.execute(f"FROM {name} SELECT count(*)").fetchall()[0][0]
+                for name in ("removed", "added", "old")
             )
             is_same = not columns and not removed and not added
             if not is_same and not columns:
@@ -146,7 +146,15 @@ def compare_rows(
             connection.close()
     shown = [{"change": "removed", "old": plain(row)} for row in first]
     shown += [{"change": "added", "new": plain(row)} for row in second]
-    return Compared(of, is_same, removed=removed, added=added, columns=columns, rows=tuple(shown))
+    return Compared(
+        of,
+        is_same,
+        removed=removed,
+        added=added,
+        columns=columns,
+        rows=tuple(shown),
+        num_rows=num_rows,
+    )
 
 
 def _load(connection: Any, name: str, side: Any, names: Sequence[str]) -> None:

@@ -8,7 +8,7 @@
     while (value >= 1000 && unit < units.length - 1) { value /= 1000; unit += 1; }
     return `${unit ? value.toFixed(1) : value} ${units[unit]}`;
   };
-  const ms = (value) => `${value < 10 ? value.toFixed(1) : Math.round(value)} ms`;
+  const ms = (value) => `${value && value < 10 ? value.toFixed(1) : Math.round(value)} ms`;
   const count = (value) => Number(value).toLocaleString("en-US");
 
   const axes = (names, form) => ({
