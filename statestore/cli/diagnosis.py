@@ -29,7 +29,7 @@ from statestore.core.providers import IN_LOCAL_DATABASE, PROVIDERS, REAL_TIME_KE
 from statestore.core.version import MIN_PYTHON, SPARK_MINORS, __version__
 from statestore.engine.client import EngineGoneError, EngineProcess, EngineRefusedError
 from statestore.io.shim_jar import JAR_VARIABLE, find_jar, require_fit
-from statestore.io.spark_home import find_spark_release, read_spark_defaults
+from statestore.io.spark_home import find_spark_release, read_spark_defaults, require_own_spark
 from statestore.io.storage import is_hadoop, scheme_of
 
 MIN_JAVA = 17
@@ -175,6 +175,7 @@ class Diagnosis:
                 to_fix=fix,
             )
         self._pyspark = Path(found["file"]).parent
+        require_own_spark(found["version"])
         return f"pyspark {found['version']}, {self._pyspark}"
 
     def _check_python(self) -> str:

@@ -2,8 +2,9 @@
 
     python -m statestore.io.link_check SHIM.jar "$SPARK_HOME"/jars/*.jar
 
-prints a line for each thing that is missing, and exits with 1 where there is one. The shim asks so
-in a Spark that no jar is made for, with the Python of its engines: only Python itself is needed.
+prints a line for each thing that is missing, and exits with 1 where there is one, with 2 where a
+jar cannot be read. The shim asks so in a Spark that no jar is made for, with the Python of its
+engines: only Python itself is needed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from statestore.core.errors import CorruptionError
 
 _ABSTRACT, _INTERFACE = 0x0400, 0x0200
 _UTF8, _LONG, _DOUBLE, _CLASS = 1, 5, 6, 7
@@ -127,7 +130,15 @@ class _ClassPath:
         self._read: dict[str, ClassFile] = {}
         with ExitStack() as opened:
             for path in jars:
-                jar = opened.enter_context(zipfile.ZipFile(path))
+                try:
+                    jar = opened.enter_context(zipfile.ZipFile(path))
+                except (zipfile.BadZipFile, OSError) as error:
+                    raise CorruptionError(
+                        "a jar cannot be read",
+                        path=str(path),
+                        error=str(error),
+                        to_fix="bring it anew, from the Spark or the wheel that it is of",
+                    ) from error
                 for name in _classes_in(jar):
                     self._jars.setdefault(name, jar)
             self._opened = opened.pop_all()
@@ -189,7 +200,7 @@ def find_missing(shim: Path, spark_jars: Iterable[Path]) -> dict[str, list[str]]
         is named, or an abstract method that a class of the shim leaves without a body.
 
     Raises:
-        OSError, zipfile.BadZipFile: A jar cannot be read.
+        CorruptionError: A jar cannot be read.
     """
     missing: dict[str, list[str]] = {}
     with _ClassPath([shim, *spark_jars]) as path, zipfile.ZipFile(shim) as jar:
@@ -208,7 +219,7 @@ def read_class(jars: Iterable[Path], name: str) -> ClassFile:
 
     Raises:
         KeyError: No jar has it.
-        OSError, zipfile.BadZipFile: A jar cannot be read.
+        CorruptionError: A jar cannot be read.
     """
     with _ClassPath(jars) as path:
         return path[name]
@@ -250,7 +261,11 @@ def _missing_of(found: ClassFile, path: _ClassPath) -> Iterator[str]:
 
 def _main() -> int:
     shim, *jars = map(Path, sys.argv[1:])
-    lines = describe(find_missing(shim, jars))
+    try:
+        lines = describe(find_missing(shim, jars))
+    except CorruptionError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
     sys.stdout.writelines(f"{line}\n" for line in lines)
     return int(bool(lines))
 

@@ -55,11 +55,14 @@ def find_jar(
         return Path(named).resolve()
     minor = spark or find_spark_minor(environment)
     if minor is None:
+        home = environment.get(HOME_VARIABLE)
         raise NotFoundError(
             "no Spark is installed to find the shim jar for",
             kind="file-not-found",
-            spark_home=environment.get(HOME_VARIABLE),
-            to_fix="pip install 'statestore[spark]', or name the Spark of the cluster: statestore "
+            spark_home=home,
+            to_fix=f"correct or unset {HOME_VARIABLE}, which has no Spark in `jars`"
+            if home
+            else "pip install 'statestore[spark]', or name the Spark of the cluster: statestore "
             f"jar --spark {SPARK_MINORS[-1]}",
         )
     is_listed = minor in SPARK_MINORS

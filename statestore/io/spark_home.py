@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from statestore.core.errors import IncompatibleError
+
 HOME_VARIABLE = "SPARK_HOME"
 _DEFAULT = re.compile(r"([^#!\s=:][^\s=:]*)\s*[\s=:]\s*(.*)")
 _CORE = re.compile(r"spark-core_2\.13-(\d+\.\d+\.\d+)\b.*\.jar")
@@ -60,6 +62,29 @@ def find_spark_release(environment: Mapping[str, str] = os.environ) -> str | Non
     """
     names = (path.name for path in find_spark_jars(environment))
     return next((found[1] for found in map(_CORE.fullmatch, names) if found), None)
+
+
+def require_own_spark(pyspark: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Check that a pyspark is of the Spark that its programs start: of another one they hang.
+
+    Args:
+        pyspark: Its version, such as 4.3.0.
+        environment: Looked up for SPARK_HOME.
+
+    Raises:
+        IncompatibleError: It is of another minor (kind wrong-spark).
+    """
+    spark = find_spark_minor(environment)
+    if spark is not None and pyspark.split(".")[:2] != spark.split("."):
+        raise IncompatibleError(
+            "pyspark is of another Spark than the one that its programs start",
+            kind="wrong-spark",
+            pyspark=pyspark,
+            spark=spark,
+            spark_home=environment.get(HOME_VARIABLE),
+            to_fix=f"pip install 'pyspark=={spark}.*', or unset {HOME_VARIABLE}; or start the "
+            "program by spark-submit, which takes the pyspark of its Spark",
+        )
 
 
 def find_spark_jars(environment: Mapping[str, str] = os.environ) -> list[Path]:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.backends.rocksdb.requirement import require_rocksdict
-from statestore.core.errors import InvalidArgumentError
+from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.options import PREFIX, spark_conf
 from statestore.core.providers import IN_LOCAL_DATABASE, PROVIDERS, REAL_TIME_KEY
 from statestore.io.shim_jar import find_jar
+from statestore.io.spark_home import require_own_spark
 from statestore.spark.connect import is_served_elsewhere
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _JARS = "spark.jars"
+_GATEWAY = "PYSPARK_GATEWAY_PORT"  # of a JVM that started this Python
 _DEFAULTS = {
     # What Spark's page of a query draws beside its own charts.
     "spark.sql.streaming.ui.enabledCustomMetricList": ",".join(
@@ -85,6 +87,9 @@ def configure(
             backend run in this Python, which has no rocksdict. Or real-time mode is asked for
             with format 1, or on a builder that has Spark's key for the provider.
         NotFoundError: There is no jar, where one is to be set; install the wheel or build the jar.
+            Or a JVM runs already, as that of `spark-submit`, and was started without it.
+        IncompatibleError: This pyspark is of another Spark than that of SPARK_HOME, or no jar fits
+            that (kind wrong-spark).
 
     Guarantee: after a raise the builder is as it was.
     """
@@ -113,10 +118,12 @@ def configure(
     if backend in IN_LOCAL_DATABASE and _runs_engines_here(before):
         require_rocksdict()
     if not is_served_elsewhere(before):
+        require_own_spark(_pyspark())
         jars = str(before.get(_JARS, "")).split(",")
         jar = str(find_jar())
         conf[_JARS] = ",".join([*(other for other in jars if other and other != jar), jar])
         conf |= {key: value for key, value in _DEFAULTS.items() if key not in before}
+        _require_loadable(PROVIDERS[backend], jar)
     conf[REAL_TIME_KEY if real_time else _PROVIDER] = PROVIDERS[backend]
     if _is_spark_4_3():
         if real_time:  # older ones have no stateful operators in the mode
@@ -127,6 +134,32 @@ def configure(
     for key, value in conf.items():
         builder = builder.config(key, value)
     return builder
+
+
+def _require_loadable(provider: str, jar: str) -> None:
+    """Check that a JVM that runs already, as below `spark-submit`, has the jar.
+
+    Raises:
+        NotFoundError: It has not, and does not take it from a builder any more.
+    """
+    from pyspark import SparkContext
+
+    if _GATEWAY in os.environ:
+        SparkContext._ensure_initialized()  # noqa: SLF001
+    jvm = SparkContext._jvm  # noqa: SLF001
+    if jvm is None:
+        return
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    if loader.getResource(f"{provider.replace('.', '/')}.class") is None:
+        raise NotFoundError(
+            "the JVM of this program runs already, without the jar",
+            kind="file-not-found",
+            provider=provider,
+            jar=jar,
+            to_fix="name the jar where the JVM is started: spark-submit --jars "
+            '"$(statestore jar)"; in a program that starts it itself, configure before the first '
+            "session",
+        )
 
 
 def _require_real_time(before: Mapping[str, object], checkpoint_format: str) -> None:
@@ -144,9 +177,14 @@ def _require_real_time(before: Mapping[str, object], checkpoint_format: str) -> 
 
 def _is_spark_4_3() -> bool:
     """Return whether this Spark is 4.3 or later."""
+    return tuple(map(int, _pyspark().split(".")[:2])) >= (4, 3)
+
+
+def _pyspark() -> str:
+    """Return the version of this pyspark."""
     import pyspark  # that a program names this package costs no import of Spark
 
-    return tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 3)
+    return pyspark.__version__
 
 
 def _nearest_backend(backend: str) -> str:

@@ -286,6 +286,38 @@ def test_build_of_a_vendor_that_lacks_something_fails_with_what_it_lacks(tmp_pat
     assert checks(result)["engine"]["status"] == "skip"
 
 
+def test_pyspark_of_another_spark_than_that_of_spark_home_fails(tmp_path: Path) -> None:
+    """Catches two Sparks that are well by themselves, and a session of which hangs."""
+    other = "4.1.4" if not pyspark.__version__.startswith("4.1.") else "4.2.1"
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / f"spark-core_2.13-{other}.jar").touch()
+
+    result = doctor("--backend=heap", "--output=json", SPARK_HOME=str(tmp_path))
+
+    found = checks(result)["spark"]
+    assert found["status"] == "fail"
+    assert f"'pyspark=={other[:3]}.*'" in found["to_fix"]
+
+
+def test_jar_of_spark_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    """Catches a traceback where one of Spark's jars was not copied whole."""
+    release = pyspark.__version__
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / f"spark-core_2.13-{release}.jar").write_bytes(b"PK")
+
+    result = doctor("--backend=heap", "--output=json", SPARK_HOME=str(tmp_path))
+
+    assert failed(result) == ["fit"]
+    assert f"spark-core_2.13-{release}.jar" in checks(result)["fit"]["detail"]
+
+
+def test_spark_home_without_a_spark_is_named_as_what_to_correct(tmp_path: Path) -> None:
+    """Catches a fix that installs a Spark, which SPARK_HOME hides."""
+    result = doctor("--backend=heap", "--output=json", SPARK_HOME=str(tmp_path))
+
+    assert checks(result)["jar"]["to_fix"].startswith("correct or unset SPARK_HOME")
+
+
 def test_engine_that_dies_fails_with_its_last_words(stand_in: Any) -> None:
     """Catches an engine that is taken for well because its packages are there."""
     die = "case $* in *statestore.engine*) echo no loopback here >&2; exit 7;; esac"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from statestore.io.shim_jar import find_jar
@@ -52,6 +54,32 @@ def test_query_of_a_configured_session_uses_backend_options_and_all_jars(tmp_pat
     (commit,) = (span for span in collector.spans if span.name == "commit")
     assert attributes_of(commit)["statestore.version"] == "1"
     assert {of["spark.executor.id"] for of in collector.resources} == {"driver"}
+
+
+@pytest.mark.timeout(120)
+def test_jvm_that_spark_submit_started_without_the_jar_is_refused_with_the_fix(
+    tmp_path: Path,
+) -> None:
+    """Catches a query that fails with ClassNotFoundException, though it is configured."""
+    job = tmp_path / "job.py"
+    job.write_text(
+        "import statestore\nfrom pyspark.sql import SparkSession\n"
+        "print(type(statestore.configure(SparkSession.builder)).__name__)\n"
+    )
+    submit = [Path(pyspark.__file__).parent / "bin" / "spark-submit", "--master=local[1]"]
+    here = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+
+    without, with_jar = (
+        subprocess.run([*submit, *jars, job], env=here, capture_output=True, text=True, timeout=100)
+        for jars in ([], [f"--jars={find_jar()}"])
+    )
+
+    # spark-submit prints both streams of the program to stdout.
+    assert without.returncode == 1
+    assert "[file-not-found] the JVM of this program runs already" in without.stdout
+    assert "To fix: name the jar where the JVM is started: spark-submit --jars" in without.stdout
+    assert with_jar.returncode == 0, with_jar.stdout
+    assert with_jar.stdout.splitlines()[-1] == "Builder"
 
 
 def _check_pages(shown: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import statestore
-from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
 from statestore.core.options import IGNORED, PREFIX, spark_conf
 from statestore.io.shim_jar import JAR_VARIABLE
 
@@ -58,6 +58,23 @@ def test_builder_has_jar_provider_and_options(jar: str) -> None:
         f"{PREFIX}snapshot.maxChainLength": "8",
         f"{PREFIX}rocksdb.compression": "zstd",
     }
+
+
+def test_session_of_two_sparks_is_refused(
+    jar: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a program that hangs when it makes its session."""
+    del jar
+    other = "4.1.4" if not pyspark.__version__.startswith("4.1.") else "4.2.1"
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / f"spark-core_2.13-{other}.jar").touch()
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    builder = SparkSession.Builder()
+
+    with pytest.raises(IncompatibleError, match=r"wrong-spark.*pyspark==4\.\d\.\*'"):
+        statestore.configure(builder)
+
+    assert builder._options == {}
 
 
 def test_what_is_shown_where_stays_as_the_builder_says(jar: str) -> None:
