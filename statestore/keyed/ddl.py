@@ -61,7 +61,7 @@ def _without_spark(ddl: str) -> sql.DataType:
         from sqlglot.errors import SqlglotError
     except ImportError as error:
         raise InvalidArgumentError(
-            "columns by DDL are read by Spark, or by sqlglot where no session is there",
+            "types are read by Spark, or by sqlglot where no session is there",
             to_fix="pip install 'statestore[testing]'",
             type=ddl,
         ) from error

@@ -248,8 +248,9 @@ def _returned_by(function: RichFunction) -> Any:
     else:
         raise InvalidArgumentError(
             "not a function of keyed state",
-            to_fix="subclass RichMapFunction, RichFlatMapFunction or KeyedProcessFunction",
-            function=type(function).__name__,
+            to_fix="give an instance of a class that inherits RichMapFunction, "
+            "RichFlatMapFunction or KeyedProcessFunction",
+            function=getattr(function, "__name__", type(function).__name__),
         )
     if returned in (None, Any):
         raise InvalidArgumentError(
