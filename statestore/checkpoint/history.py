@@ -165,6 +165,11 @@ class HistoryEntry:
         return None if self.begun_ms is None else to_time(self.begun_ms)
 
     @property
+    def at_ms(self) -> int | None:
+        """When it began, or was done where only that is known; None where neither is."""
+        return self.done_ms if self.begun_ms is None else self.begun_ms
+
+    @property
     def is_damaged(self) -> bool:
         """Whether it is a line that cannot be read."""
         return self.status == "damaged"

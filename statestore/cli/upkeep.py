@@ -218,10 +218,10 @@ def history(checkpoint: str, limit: int, storage_options: dict[str, str], output
     if output == "json":
         print_json({"entries": [asdict(entry) for entry in entries]})
         return
-    columns = ["begun", "operation", "status", "from", "to", "by", "details"]
+    columns = ["at", "operation", "status", "from", "to", "by", "details"]
     rows: list[list[object]] = [
         [
-            None if entry.begun_ms is None else format_time(entry.begun_ms),
+            None if entry.at_ms is None else format_time(entry.at_ms),
             entry.operation,
             f"taken back by {entry.taken_back_by}" if entry.taken_back_by else entry.status,
             entry.from_version,

@@ -61,6 +61,7 @@ def test_promote_shows_its_plan_then_does_it(made: tuple[Checkpoint, Trial]) -> 
     assert (status, read_checkpoint(ck.uri)) == (0, new)
     assert read_checkpoint(f"{ck.uri}-before-3") == old
     assert ck.history(limit=1)[0].operation == "promote"
+    assert re.search(r"^\d{4}-\S+ \S+Z  promote ", run("history", ck.uri)[1], re.MULTILINE)
 
 
 def test_drop_shows_its_plan_then_does_it(made: tuple[Checkpoint, Trial]) -> None:

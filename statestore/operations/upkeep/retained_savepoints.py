@@ -111,7 +111,9 @@ class RetainedSavepoints(Result):
         )
 
     def __str__(self) -> str:
-        new = f"{self.taken}, {format_bytes(self.state_bytes)}" if self.taken else "nothing new"
+        # Of a canonical one, which is smaller, the size is only known when it is written.
+        read = f"{format_bytes(self.state_bytes)} of state files"
+        new = f"{self.taken}, made of {read}" if self.taken else "nothing new"
         return format_fields(
             [
                 ("from", f"{self.source}, version {self.version}"),
