@@ -6,6 +6,7 @@ import json
 import math
 import re
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def is_numeric(values: Sequence[object]) -> bool:
     """
     found = [value for value in values if value is not None]
     return bool(found) and all(
-        isinstance(value, int | float)
+        isinstance(value, int | float | Decimal)
         or (isinstance(value, str) and _QUANTITY.fullmatch(value) is not None)
         for value in found
     )

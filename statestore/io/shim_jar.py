@@ -60,10 +60,12 @@ def find_jar(
             "no Spark is installed to find the shim jar for",
             kind="file-not-found",
             spark_home=home,
-            to_fix=f"correct or unset {HOME_VARIABLE}, which has no Spark in `jars`"
-            if home
-            else "pip install 'statestore[spark]', or name the Spark of the cluster: statestore "
-            f"jar --spark {SPARK_MINORS[-1]}",
+            to_fix=(
+                f"correct or unset {HOME_VARIABLE}, which has no Spark in `jars`"
+                if home
+                else "pip install 'statestore[spark]'"
+            )
+            + f", or name the Spark of the cluster: statestore jar --spark {SPARK_MINORS[-1]}",
         )
     is_listed = minor in SPARK_MINORS
     jar_minor = minor if is_listed else _nearest(minor)

@@ -41,6 +41,18 @@ def _json(*arguments, **how):
     return json.loads(_run(*arguments, "--output", "json", **how))
 
 
+def test_numbers_are_aligned_to_the_right_also_sums_and_beside_null(checkpoint):
+    """Catches a column of numbers that begins at the left, since DuckDB's sums are decimals."""
+    sql = """SELECT sum(value.total) AS sum_of_all, NULL::INT AS n FROM "default"
+             UNION ALL SELECT 7, 12 ORDER BY 1"""
+
+    assert _run("sql", checkpoint, sql).splitlines() == [
+        "sum_of_all   n",
+        "         7  12",
+        "       828   -",
+    ]
+
+
 def test_rows_are_printed_up_to_a_limit(checkpoint):
     """Catches rows left out without a word, and SQL of the input that is not run."""
     sql = 'SELECT key.word, value.total FROM "default" ORDER BY value.total DESC'

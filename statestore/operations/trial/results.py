@@ -86,8 +86,8 @@ class TrialReport:
         columns = ["compared", "result", "old rows", "only old", "only new", "changed"]
         return columns, [
             [
-                *(one.of, one.result, "-" if one.num_rows is None else one.num_rows),
-                *(["-"] * 3 if one.why else [one.removed, one.added, one.changed]),
+                *(one.of, one.result, one.num_rows),
+                *([None] * 3 if one.why else [one.removed, one.added, one.changed]),
             ]
             for one in self.compared
         ]
