@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from statestore.cli.output import console, output_option, print_json, storage_option, table
+from statestore.cli.output import output_option, print_json, print_table, storage_option
 from statestore.core.errors import StateStoreError
 from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
 from statestore.core.version import SPARK_MINORS, __version__
@@ -243,7 +243,7 @@ def _doctor_of_cluster(
         for of in executors
         for statuses in [{check.name: check.status.upper() for check in of.checks}]
     ]
-    console().print(table(["executor", *names], rows))
+    print_table(["executor", *names], rows)
     for of, check in found:
         if check.status == "fail":
             fix = f". To fix: {check.to_fix}" if check.to_fix else ""

@@ -18,11 +18,11 @@ from statestore.cli.output import (
     output_option,
     print_json,
     print_rows,
+    print_table,
     print_written,
     progress_bar,
     rows_option,
     storage_option,
-    table,
     to_option,
     version_option,
 )
@@ -254,7 +254,7 @@ def diff(
     if output == "json":
         print_json(numbers)
     else:
-        console().print(table(list(numbers), [list(numbers.values())]))
+        print_table(list(numbers), [list(numbers.values())])
 
 
 def _parse_key(text: str) -> list[Any]:
@@ -279,7 +279,7 @@ def _print_key_groups(found: pa.Table, output: str) -> None:
         label = f"{start}-{start + width - 1}" if width > 1 else str(start)
         largest = max(num_rows, default=0)
         cells.append([label, len(inside), sum(num_rows), largest, format_bytes(num_bytes)])
-    console().print(table(["key groups", "with rows", "rows", "most in one", "bytes"], cells))
+    print_table(["key groups", "with rows", "rows", "most in one", "bytes"], cells)
 
 
 def _print_stores(stores: Iterable[StoreDescription], output: str) -> None:

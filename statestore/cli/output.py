@@ -31,6 +31,7 @@ from statestore.core.text import (
     format_bytes,
     format_cell,
     format_count,
+    format_table,
     is_numeric,
     to_cell,
     to_json,
@@ -48,7 +49,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 SCHEMA_VERSION = 1
 """Of every JSON object: one more where a field goes or means something else."""
 
-_PLAIN_WIDTH = 240
 WITH_YES = "Nothing was changed. Repeat the command with --yes to do it."
 WITHOUT_DRY_RUN = "Nothing was changed. Repeat the command without --dry-run to do it."
 
@@ -205,13 +205,13 @@ def print_result(result: Result, *, output: str, done: str | None = "Done.") -> 
 
 
 def console() -> Console:
-    """Return a console on standard output; where that is no terminal, plain and with long lines.
+    """Return a console on standard output; where that is no terminal, lines are not broken.
 
     Text is printed as it is: what people keep in state and call their files looks like markup.
     """
     plain = partial(Console, highlight=False, markup=False, emoji=False)
     made = plain()
-    return made if made.is_terminal else plain(width=_PLAIN_WIDTH)
+    return made if made.is_terminal else plain(soft_wrap=True)
 
 
 def print_json(fields: dict[str, Any]) -> None:
@@ -248,7 +248,7 @@ def print_rows(batches: Iterator[pa.RecordBatch], limit: int, output: str) -> No
         click.echo("No rows.")
         return
     cells = [[to_cell(row[column]) for column in columns] for row in shown]
-    console().print(table(columns, cells))
+    print_table(columns, cells)
     if more:
         click.echo(f"The first {limit:,} rows. Use --limit to see more.")
 
@@ -262,15 +262,22 @@ def print_written(num_rows: int, path: str, output: str) -> None:
     click.echo(f"{format_count(num_rows, 'row')} in {path}, {size}")
 
 
-def table(columns: list[str], rows: list[list[object]]) -> Table:
-    """Return a table of plain cells; columns of numbers only are aligned to the right."""
+def print_table(columns: list[str], rows: list[list[object]]) -> None:
+    """Print a table of plain cells; columns of numbers only are aligned to the right.
+
+    A terminal breaks what is wider than it. Elsewhere each row is one line, for `grep` and `awk`.
+    """
+    out = console()
+    if not out.is_terminal:
+        out.print(format_table(columns, rows))
+        return
     made = Table(box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
         numeric = is_numeric([row[index] for row in rows])
         made.add_column(escape_controls(column), justify="right" if numeric else "left")
     for row in rows:
         made.add_row(*map(format_cell, row))
-    return made
+    out.print(made)
 
 
 @contextmanager

@@ -10,13 +10,12 @@ import click
 from statestore.cli.output import (
     checkpoint_argument,
     checkpoints_below,
-    console,
     output_option,
     print_json,
     print_result,
+    print_table,
     progress_bar,
     storage_option,
-    table,
     yes_option,
 )
 from statestore.core.errors import StateStoreError
@@ -131,7 +130,7 @@ def list_command(
         for version in versions
     ]
     if rows:
-        console().print(table(columns, rows))
+        print_table(columns, rows)
     else:
         click.echo("No batch is committed yet.")
     for version in (version for version in versions if version.problem):
@@ -142,7 +141,7 @@ def list_command(
             [of.version, of.form, of.num_rows, format_bytes(of.state_bytes), uri]
             for uri, of in infos
         ]
-        console().print(table(["version", "form", "rows", "bytes", "savepoint"], rows))
+        print_table(["version", "form", "rows", "bytes", "savepoint"], rows)
 
 
 def _list_checkpoints(directory: str, found: Sequence[Checkpoint], output: str) -> None:
@@ -175,7 +174,7 @@ def _list_checkpoints(directory: str, found: Sequence[Checkpoint], output: str) 
         for name, info in named
     ]
     columns = ["checkpoint", "backend", "version", "partitions", "operators", "state files", "now"]
-    console().print(table(columns, rows))
+    print_table(columns, rows)
     for name, info in named:
         if isinstance(info, str):
             click.echo(f"{name}: {info}")
@@ -232,7 +231,7 @@ def history(checkpoint: str, limit: int, storage_options: dict[str, str], output
         for entry in entries
     ]
     if rows:
-        console().print(table(columns, rows))
+        print_table(columns, rows)
     else:
         click.echo("No operation has changed it.")
 

@@ -117,10 +117,19 @@ def is_numeric(values: Sequence[object]) -> bool:
     )
 
 
+_MOST_PADDED = 240
+
+
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return rows below their columns' names, aligned, without a line break at the end."""
-    cells = [list(columns), *([format_cell(value) for value in row] for row in rows)]
-    widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
+    """Return rows below their columns' names, aligned, without a line break at the end.
+
+    Each row is one line. A cell of more than 240 characters puts its own row out of line only.
+    """
+    cells = [[format_cell(value) for value in row] for row in (columns, *rows)]
+    widths = [
+        max(len(row[index]) for row in cells if len(row[index]) <= _MOST_PADDED)
+        for index in range(len(columns))
+    ]
     is_right = [is_numeric([row[index] for row in rows]) for index in range(len(columns))]
     return "\n".join(
         "  ".join(

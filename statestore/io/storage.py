@@ -42,10 +42,12 @@ def absolute_uri(uri: str) -> str:
     this. The options of a query are read on other machines, so their paths must be absolute.
 
     Args:
-        uri: A path, also below the working directory or, with `~`, a home directory; or a URI.
+        uri: A path, also below the working directory or, with `~`, a home directory; or a URI. A
+            slash at its end says nothing.
     """
     if not uri or uri.startswith("file:") or scheme_of(uri) != "file":
-        return uri
+        stripped = uri.rstrip("/")
+        return uri if stripped.endswith(":") else stripped
     return os.path.abspath(os.path.expanduser(uri))
 
 

@@ -105,7 +105,7 @@ def find_place(
     given: dict[str, Any] = {} if address is None else {"rows": address}
     raise InvalidArgumentError(
         "rows are in several places, and it is not said which are meant" if found else NO_SUCH_ROWS,
-        to_fix="name one of these",
+        to_fix="name one of these, by --rows, by rows(NAME) or as a table of SQL",
         **given,
         known=", ".join(place.address(among=every) for place in found or listed) or "none",
     )

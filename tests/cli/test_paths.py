@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from statestore import Checkpoint
 from statestore.cli.commands import cli
 from statestore.testing.checkpoints import MadeCheckpoint
-from tests.checkpoints import query_of, read_rows
+from tests.checkpoints import query_of, read_rows, write_checkpoint
 
 
 @pytest.fixture
@@ -61,3 +61,30 @@ def test_storage_of_a_query_is_absolute(tmp_path: Path, query: MadeCheckpoint) -
         "restore", tmp_path / "saved", tmp_path / "again", *conf, exit_code=1
     )
     assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("form", ["{}/", "file://{}/", "file:{}//"])
+def test_a_slash_at_the_end_says_nothing(query: MadeCheckpoint, form: str) -> None:
+    """Catches a checkpoint taken for a directory of checkpoints, with one that has no name."""
+    named = form.format(query.path)
+
+    listed = run("list", named)
+
+    assert "operator 0" in listed
+    assert "below" not in listed
+    assert run("verify", named) == run("verify", query.path)
+    assert Checkpoint(named).uri == form.format(query.path).rstrip("/")
+
+
+def test_tables_in_a_pipe_have_a_line_for_each_row(tmp_path: Path) -> None:
+    """Catches rows that `grep` and `awk` find half of."""
+    words = {(f"word-{number}", number): (number, "x" * 60 * number) for number in range(8)}
+    path = write_checkpoint(tmp_path / "checkpoint", [{"default": words}])
+
+    lines = run("read", path, "--rows", "default").splitlines()
+
+    assert len(lines) == 1 + len(words)
+    for (word, number), (_, text) in words.items():
+        (line,) = [line for line in lines if f'"{word}"' in line]
+        assert f'"{text}"' in line
+        assert line.split()[-1].isdigit(), number

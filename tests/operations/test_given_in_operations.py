@@ -270,6 +270,13 @@ def test_rows_expire_by_a_time_alone(users: str, column: str, said: str) -> None
         Checkpoint(users).edit(expire=column, older_than=timedelta(days=7), dry_run=True)
 
 
+def test_an_age_that_is_a_number_is_refused(sessions: str) -> None:
+    """Catches an AttributeError of the package for seconds in place of a timedelta."""
+    age: Any = 7
+    with pytest.raises(InvalidArgumentError, match="an age is a timedelta"):
+        Checkpoint(sessions).edit(expire="value.window.end", older_than=age, dry_run=True)
+
+
 def test_rows_expire_where_none_is_old(sessions: str) -> None:
     """Catches a nightly expiry that fails on the nights when nothing is old enough."""
     checkpoint = Checkpoint(sessions)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from statestore.checkpoint.query_log import NO_OFFSET
 from statestore.core.errors import CorruptionError, NotFoundError
 from statestore.core.json_fields import Fields, MalformedError, parse_json
 from statestore.core.providers import SPARK_PROVIDERS
-from statestore.core.text import format_time
+from statestore.core.text import format_duration, format_time
 from statestore.operations.in_use import find_users
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class InputPosition:
         told = [f"source {number}: {text}" for number, text in enumerate(self.sources)]
         if self.watermark_ms is None:
             return told
-        behind = timedelta(seconds=(self.planned_ms - self.watermark_ms) // 1000)
+        behind = format_duration(self.planned_ms - self.watermark_ms)
         return [f"watermark {format_time(self.watermark_ms)}, {behind} behind the clock", *told]
 
 

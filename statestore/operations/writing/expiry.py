@@ -49,6 +49,12 @@ def expiry_condition(
         )
     if isinstance(older_than, timedelta):
         older_than = datetime.fromtimestamp(clock.now_ms() / 1000, UTC) - older_than
+    if not isinstance(older_than, datetime):
+        raise InvalidArgumentError(
+            "an age is a timedelta, and a time a datetime",
+            older_than=repr(older_than),
+            to_fix="give older_than, such as timedelta(days=7)",
+        )
     limit = older_than if older_than.tzinfo else older_than.replace(tzinfo=UTC)
     path = Condition(f"{column} IS NOT NULL").only_column(row_schema(families[0]))
     if path is None or not (pa.types.is_timestamp(path.type) or pa.types.is_date(path.type)):
