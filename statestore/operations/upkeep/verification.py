@@ -104,9 +104,13 @@ class Verification:
             return f"ask for a version that is kept: statestore list {uri} shows them"
         if all(finding.is_recoverable for finding in self.findings):
             if all(finding.file == f"{self.checkpoint}/metadata" for finding in self.findings):
+                is_there = any(finding.kind == "corruption" for finding in self.findings)
                 return (
-                    "put the file back from a copy; without it the query starts under a new ID, "
-                    "and its sinks take it for another query"
+                    ("the query does not start with it: " if is_there else "")
+                    + "put the file back from a copy"
+                    + (", or delete it" if is_there else "")
+                    + "; without it the query starts under a new ID, and its sinks take it for "
+                    "another query"
                 )
             if any(_is_schema(finding.file or "") for finding in self.findings):
                 return (
