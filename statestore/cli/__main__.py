@@ -18,7 +18,10 @@ def main() -> None:
             f"statestore: packages of the command line are missing: missing={','.join(missing)}. "
             "To fix: pip install statestore[cli]"
         )
-    from statestore.cli.commands import cli
+    try:
+        from statestore.cli.commands import cli
+    except KeyboardInterrupt:
+        sys.exit("\nAborted!")  # as click says it later on
 
     # State has letters that a terminal does not, and names of files need not be text.
     if isinstance(sys.stdout, TextIOWrapper):

@@ -28,7 +28,7 @@ from statestore.cli.output import (
 )
 from statestore.cli.rows_file import write_rows
 from statestore.codec.joined_trailers import add_counts
-from statestore.core.text import escape_controls, format_bytes
+from statestore.core.text import escape_controls, format_bytes, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -295,7 +295,7 @@ def _print_stores(stores: Iterable[StoreDescription], output: str) -> None:
         title = f"operator {store.operator} {store.operator_name}, store {store.name}"
         out.print(
             Text(escape_controls(title), style="bold"),
-            f"{'rows not counted yet' if rows is None else f'{rows:,} rows'} in "
+            f"{'rows not counted yet' if rows is None else format_count(rows, 'row')} in "
             f"{len(store.num_keys)} of {store.num_partitions} state partitions, "
             f"{store.max_parallelism:,} key groups"
             + ("" if store.rescalable else ", not rescalable by key groups"),

@@ -250,7 +250,7 @@ def print_rows(batches: Iterator[pa.RecordBatch], limit: int, output: str) -> No
     cells = [[to_cell(row[column]) for column in columns] for row in shown]
     print_table(columns, cells)
     if more:
-        click.echo(f"The first {limit:,} rows. Use --limit to see more.")
+        click.echo(f"The first {format_count(limit, 'row')}. Use --limit to see more.")
 
 
 def print_written(num_rows: int, path: str, output: str) -> None:

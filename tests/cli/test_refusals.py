@@ -229,3 +229,24 @@ def test_output_that_cannot_be_written_is_an_error_without_traceback(
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
 
     assert (done.returncode, done.stderr) == (1, "Error: the output: No space left on device\n")
+
+
+def test_ctrl_c_while_modules_are_imported_has_no_traceback() -> None:
+    """Catches a traceback of an import, by Ctrl-C in the first moment of any command."""
+    program = """
+import os, signal, sys
+from statestore.cli.__main__ import main
+
+class PressesCtrlC:
+    def find_spec(self, name, path=None, target=None):
+        if name == "statestore.cli.commands":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, PressesCtrlC())
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "\nAborted!\n")
