@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import click
 from rich.console import Console
@@ -274,7 +274,8 @@ def print_table(columns: list[str], rows: list[list[object]]) -> None:
     made = Table(box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
         numeric = is_numeric([row[index] for row in rows])
-        made.add_column(escape_controls(column), justify="right" if numeric else "left")
+        justify: Literal["left", "right"] = "right" if numeric else "left"
+        made.add_column(escape_controls(column), justify=justify, overflow="fold")
     for row in rows:
         made.add_row(*map(format_cell, row))
     out.print(made)

@@ -88,3 +88,14 @@ def test_tables_in_a_pipe_have_a_line_for_each_row(tmp_path: Path) -> None:
         (line,) = [line for line in lines if f'"{word}"' in line]
         assert f'"{text}"' in line
         assert line.split()[-1].isdigit(), number
+
+
+def test_a_narrow_terminal_shows_every_letter(query: MadeCheckpoint) -> None:
+    """Catches times and kinds of versions that are cut off at 80 columns."""
+    terminal = {"FORCE_COLOR": "1", "COLUMNS": "80"}
+
+    shown = CliRunner(env=terminal).invoke(cli, ["list", query.path]).output
+
+    assert "\x1b[1m" in shown
+    assert max(map(len, shown.splitlines()[-3:])) <= 80
+    assert "…" not in shown
