@@ -142,6 +142,8 @@ def list_command(
             for uri, of in infos
         ]
         print_table(["version", "form", "rows", "bytes", "savepoint"], rows)
+    elif savepoints is not None:
+        click.echo(f"No savepoint of the query in {savepoints}.")
 
 
 def _list_checkpoints(directory: str, found: Sequence[Checkpoint], output: str) -> None:

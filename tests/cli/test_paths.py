@@ -42,6 +42,9 @@ def test_paths_may_be_relative_or_below_home(
     run("branch", "~/query", "fork")
     assert "all is well" in run("verify", "../query/")
     assert str(tmp_path / "work/saved") in run("list", "~/query", "--savepoints", ".")
+    assert "No savepoint of the query in ../work/fork." in run(
+        "list", "~/query", "--savepoints", "../work/fork"
+    )
     assert "nothing to repair" in run("repair", "./fork")
 
     assert read_rows(tmp_path / "work/again") == query.expected()
