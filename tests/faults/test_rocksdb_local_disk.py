@@ -5,6 +5,7 @@ import os
 import resource
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -127,13 +128,14 @@ def test_store_closed_beside_its_commits_keeps_every_row(tmp_path):
         closer = threading.Thread(target=close)
         closer.start()
         try:
+            while not num_closed:
+                time.sleep(0.001)
             for number in range(100, 140):
                 shim.commit(engine, rows(number))
                 assert len(in_view(shim.view(engine))) == number + 1
         finally:
             is_over.set()
             closer.join()
-        assert num_closed
 
 
 @pytest.mark.parametrize("fault", [Fault(1, calls=("read_tail",)), Fault(0, calls=("fetch",))])

@@ -446,8 +446,13 @@ def test_tables_are_of_one_version_while_the_query_runs(tmp_path: Path) -> None:
     run_batch(0)
     is_over = threading.Event()
 
+    found: list[dict[str, int]] = []
+    has_failed = threading.Event()
+
     def run_batches() -> None:
-        for batch in range(1, 25):
+        batch = 0
+        while batch < 24 or (len(found) < 4 and not has_failed.is_set()):
+            batch += 1
             run_batch(batch)
             if batch % 5 == 0:
                 made.take_snapshots()
@@ -457,14 +462,16 @@ def test_tables_are_of_one_version_while_the_query_runs(tmp_path: Path) -> None:
 
     sql = """SELECT min(a.value.total) AS w, max(a.value.total) AS x, min(b.value.total) AS y,
         max(b.value.total) AS z, count(*) AS n FROM a JOIN b ON a.key = b.key"""
-    found = []
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run_batches)
-        while not is_over.is_set() and not running.done():
-            found += checkpoint.sql(sql).read().to_pylist()
+        try:
+            while not is_over.is_set() and not running.done():
+                found += checkpoint.sql(sql).read().to_pylist()
+        except BaseException:
+            has_failed.set()
+            raise
         running.result()
 
-    assert len(found) > 3
     for row in found:
         assert row["n"] == 50
         assert row["w"] == row["x"] == row["y"] == row["z"]
