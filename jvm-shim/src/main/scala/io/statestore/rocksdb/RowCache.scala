@@ -28,6 +28,7 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
   import RowCache._
 
   private var whole = empty
+  private var isLoaded = false // since the last batch: changes may name slots of something else
   private var young = Generation.empty
   private var old = Generation.empty
   private var isCounted = false
@@ -69,7 +70,8 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
   /**
    * Looks up the keys of the first `count` of `records` in `other`, many at a time: a number in
    * `found` that is not negative where the key is there, `NotSeen` where only `find` can tell,
-   * another negative one where it is absent.
+   * another negative one where it is absent. Where all rows are here it is the slot, by which
+   * `write` finds the row again.
    */
   def findSlots(other: RecordPages, records: Array[Int], count: Int, found: Array[Int]): Unit =
     if (whole == null) {
@@ -124,6 +126,7 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
       rows.close()
     } else if (isWhole()) {
       whole = into
+      isLoaded = true
       young = Generation.empty
       old = Generation.empty
     }
@@ -134,6 +137,7 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
   def write(change: FamilyChanges): Unit = {
     val first = if (whole == null) 0 else writeWhole(change)
     if (first < change.length) writeSome(change, first)
+    isLoaded = false
     report()
   }
 
@@ -151,17 +155,20 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
       var i = 0
       var keeps = fits
       var held = whole.heapBytes
+      val slotsHold = !isLoaded && whole.table.hasRoomFor(change.numNew)
       while (i < change.length && keeps) {
         val address = change.address(i)
         val base = pages.base(address)
         val at = pages.keyOffset(address)
         val length = pages.keyLength(address)
         val op = change.op(i)
+        val slot = if (slotsHold) change.slot(i) else whole.findSlot(base, at, length)
         if (op == Delete) {
-          whole.unload(base, at, length)
+          whole.unloadAt(slot)
         } else {
           change.value(i, value)
-          whole.load(base, at, length, value.base, value.at, value.length, op == Merge)
+          val isMerge = op == Merge
+          whole.loadAt(slot, base, at, length, value.base, value.at, value.length, isMerge)
         }
         // It grows by pages: most rows cost no look at the other caches.
         if (whole.heapBytes != held) {

@@ -102,10 +102,23 @@ private[statestore] final class PagedFamily(var family: ColumnFamily, expected: 
       valueAt: Long,
       valueLen: Int,
       append: Boolean): Unit = {
-    val hash = RecordTable.hashKey(keyBase, keyAt, keyLen)
-    val slot = index.find(keyBase, keyAt, keyLen, hash)
+    val slot = findSlot(keyBase, keyAt, keyLen)
+    loadAt(slot, keyBase, keyAt, keyLen, valueBase, valueAt, valueLen, append)
+  }
+
+  /** `load` of a key whose slot is known, negative where it is not there. */
+  def loadAt(
+      slot: Int,
+      keyBase: AnyRef,
+      keyAt: Long,
+      keyLen: Int,
+      valueBase: AnyRef,
+      valueAt: Long,
+      valueLen: Int,
+      append: Boolean): Unit =
     if (slot < 0) {
-      add(hash, records.append(Put, keyBase, keyAt, keyLen, valueBase, valueAt, valueLen))
+      val address = records.append(Put, keyBase, keyAt, keyLen, valueBase, valueAt, valueLen)
+      add(RecordTable.hashKey(keyBase, keyAt, keyLen), address)
     } else if (!append && records.valueLength(index.addressAt(slot)) == valueLen) {
       records.overwriteValue(index.addressAt(slot), valueBase, valueAt)
     } else {
@@ -116,17 +129,21 @@ private[statestore] final class PagedFamily(var family: ColumnFamily, expected: 
       point(slot, address)
       records.release(old)
     }
-  }
 
   /** Prepares `load` and `unload` of these keys: see `RecordTable.prefetch`. */
   def prefetch(keysAt: Array[Long], keyLens: Array[Int], count: Int): Unit =
     index.prefetch(keysAt, keyLens, count)
 
   /** Removes a key with no way back, as a restore does. */
-  def unload(keyBase: AnyRef, keyAt: Long, keyLen: Int): Unit = {
-    val slot = index.find(keyBase, keyAt, keyLen, RecordTable.hashKey(keyBase, keyAt, keyLen))
-    if (slot >= 0) records.release(take(slot))
-  }
+  def unload(keyBase: AnyRef, keyAt: Long, keyLen: Int): Unit =
+    unloadAt(findSlot(keyBase, keyAt, keyLen))
+
+  /** `unload` of a key whose slot is known, negative where it is not there. */
+  def unloadAt(slot: Int): Unit = if (slot >= 0) records.release(take(slot))
+
+  /** Slot of a key, or -1. */
+  def findSlot(keyBase: AnyRef, keyAt: Long, keyLen: Int): Int =
+    index.find(keyBase, keyAt, keyLen, RecordTable.hashKey(keyBase, keyAt, keyLen))
 
   /** Takes over the records of an overlay that holds nothing but puts; this family is empty. */
   def adopt(overlay: OverlayFamily): Unit = {
