@@ -38,7 +38,7 @@ class ProblemError(Exception):
 
 
 class Lives(ABC):
-    """The lives of a lane, `tests.NAME`, which `build.sh NAME` runs.
+    """The lives of a lane, `tests.NAME`, which `build.sh NAME` runs, with a blank for a dot.
 
     Args:
         arguments: Options of the command.
@@ -87,7 +87,12 @@ class Lives(ABC):
     def command(cls, seed: int, lives: list[Line]) -> str:
         """Return the command that made the lives of a seed."""
         del lives
-        return f"./build.sh {cls.name} --seed {seed}"
+        return f"{cls.words()} --seed {seed}"
+
+    @classmethod
+    def words(cls) -> str:
+        """Return the command of the lane, without options."""
+        return f"./build.sh {cls.name.replace('.', ' ')}"
 
 
 def main(lane: type[Lives], about: str) -> int:
@@ -119,9 +124,7 @@ def main(lane: type[Lives], about: str) -> int:
 
 
 def _parse(lane: type[Lives], about: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog=f"build.sh {lane.name}", description=about.split("\n\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog=lane.words(), description=about.split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=1, help="what the run is planned by")
     parser.add_argument(
         "--minutes", type=float, default=lane.minutes, help="begin no step after so many"
@@ -151,7 +154,7 @@ def _run(lives: Lives) -> None:
         with arguments.record.open("a") as file:
             file.write(json.dumps({"seed": arguments.seed, "life": number, **line}) + "\n")
         if line["failure"]:
-            again = f"./build.sh {lives.name} --seed {arguments.seed} --life {number} --lives 1"
+            again = f"{lives.words()} --seed {arguments.seed} --life {number} --lives 1"
             say(f"FAILED {line['failure']}\nagain: {again}")
         say(f"  {time.monotonic() - began:.0f} s")
 
