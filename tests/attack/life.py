@@ -402,6 +402,9 @@ class Life:
                 self._require_no_target(one)
             elif one.forgotten is not None and outcome.ending == "done":
                 directory.gone |= one.forgotten(directory.state) - _keys(self.world, directory)
+        if step.serve is not None and first.ending == "done" and other.name == "read":
+            self._done(step, first.value)  # what was tried may be promoted next
+            return
         directory.begin_sink()
         self._batches(1)
 
