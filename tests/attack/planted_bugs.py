@@ -80,6 +80,8 @@ def _plant_falls_through() -> None:
     made.__init__ = begin
     made.rows = rows
     made.only_column = lambda self, schema: None
+    made.bind = lambda self, schema: condition._Bound(paths=list(condition.paths_of(schema)))
+    made.asked = lambda self, schema: condition.Asked()
 
 
 def _fields(batch: pa.RecordBatch) -> list[tuple[str, str]]:

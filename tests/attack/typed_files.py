@@ -96,7 +96,7 @@ def _write(
     order = rng.permutation(len(named))
     names = [named[at][0] for at in order]
     cells = [[(_text if form == "csv" else _json)(row[at]) for at in order] for row in rows]
-    slip = str(rng.choice(["", "", "", "", "unknown column", "no column", "twice", "no value"]))
+    slip = str(rng.choice(SLIPS))
     at = int(rng.integers(len(names)))
     column = named[order[at]][1]
     if slip == "unknown column":
@@ -120,6 +120,8 @@ def _write(
     return Typed(path, is_sure, is_wrong)
 
 
+SLIPS = (*[""] * 12, "unknown column", "no column", "twice", "no value")
+"""What goes wrong when a file is typed; most times nothing."""
 NUMBERS = ("byte", "short", "int", "long", "float", "double", "decimal", "large")
 
 
