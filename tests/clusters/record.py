@@ -5,8 +5,12 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pyspark
+
+if TYPE_CHECKING:
+    from .cluster import Application
 
 _HEAD = """# Queries on a cluster: {title}
 
@@ -59,6 +63,22 @@ class Row:
     lost: int
     moved: str
     seconds: int
+
+    @classmethod
+    def of(cls, seconds: float, *ran: Application, **what: Any) -> Row:
+        """Return the row of applications that ran one after the other.
+
+        Args:
+            seconds: As the attribute.
+            ran: The applications.
+            what: The fields that they do not tell.
+        """
+        return cls(
+            **what,
+            lost=sum(each.num_lost_tasks() for each in ran),
+            moved=f"{ran[-1].share_of_moves():.0%}",
+            seconds=round(seconds),
+        )
 
 
 def table(manager: str, partitions: int, rows: list[Row], file: str) -> str:

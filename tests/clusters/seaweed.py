@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tests.seaweed import write_identity
+from statestore.core.options import PREFIX
+from tests.seaweed import find_weed, write_identity
 
 from .cluster import Cluster
 from .hosts import MOUNTS, wait_for
@@ -16,12 +17,20 @@ _KEYS = {"accessKey": "cluster", "secretKey": "of-the-lane"}
 _PORT = 8333
 
 
-def make_folder(folder: Path, weed: Path) -> Path:
-    """Make a folder with what it needs: the program, and who may do what."""
+def host_where_installed(directory: Path) -> tuple[list[str], dict[str, Path]]:
+    """Return its host and folder for a cluster, none of them where it is not installed.
+
+    Args:
+        directory: Where its folder is made: with the program, and who may do what.
+    """
+    weed = find_weed()
+    if weed is None:
+        return [], {}
+    folder = directory / "seaweed"
     folder.mkdir()
     shutil.copy(weed, folder / "weed")
     write_identity(folder / "s3.json", *_KEYS.values())
-    return folder
+    return [HOST], {"seaweed": folder}
 
 
 def start(cluster: Cluster) -> None:
@@ -55,7 +64,17 @@ def endpoint() -> str:
     return f"http://{HOST}:{_PORT}"
 
 
-def options() -> dict[str, str]:
+def conf() -> dict[str, str]:
+    """Return the configuration of a query that reaches it."""
+    return {f"{PREFIX}{name}": value for name, value in _options().items()}
+
+
+def command_line() -> list[str]:
+    """Return the options of a command that reach it."""
+    return [f"--storage-option={name}={value}" for name, value in _options().items()]
+
+
+def _options() -> dict[str, str]:
     """Return the options that reach it, by their names without a prefix."""
     return {
         "s3.endpoint": endpoint(),

@@ -25,10 +25,7 @@ OVERHEAD = "spark.executor.memoryOverhead"
 def cluster(cluster_directory: Path) -> Iterator[Kubernetes]:
     if reason := why_not():
         pytest.skip(f"no pods: {reason}")
-    others, folders = [], {}
-    if weed := find_weed():
-        others = [seaweed.HOST]
-        folders = {"seaweed": seaweed.make_folder(cluster_directory / "seaweed", weed)}
+    others, folders = seaweed.host_where_installed(cluster_directory)
     cluster = Kubernetes(cluster_directory, others, folders)
     try:
         cluster.start()
@@ -47,7 +44,7 @@ def test_state_on_s3_is_right_when_pods_and_engines_end(
     events = Input(here / "input")
     events.add(5)
     paths = [str(there / name) for name in ("input", "sink", "checkpoint")]
-    conf = {f"{PREFIX}{name}": value for name, value in seaweed.options().items()} | FORMAT
+    conf = seaweed.conf() | FORMAT
     where = {f"{PREFIX}checkpointStorage": f"s3://{seaweed.BUCKET}/pods"}
     began_s = time.monotonic()
 
@@ -64,19 +61,18 @@ def test_state_on_s3_is_right_when_pods_and_engines_end(
     cluster.await_nothing_left()
 
     seconds = time.monotonic() - began_s
-    options = [f"--storage-option={key}={value}" for key, value in seaweed.options().items()]
-    keys = cluster.check(events, here / "sink", str(here / "checkpoint"), *options)
+    keys = cluster.check(events, here / "sink", str(here / "checkpoint"), *seaweed.command_line())
     record(
-        Row(
+        Row.of(
+            seconds,
+            first,
+            second,
             mode="cluster",
             storage="S3 (SeaweedFS)",
             backend="rocksdb, format 2",
             killed="executor's pod, by deleting it; engine in a pod",
             batches="5 + 3",
             keys=keys,
-            lost=first.num_lost_tasks(),
-            moved=f"{second.share_of_moves():.0%}",
-            seconds=round(seconds),
         )
     )
 
@@ -104,15 +100,15 @@ def test_query_goes_on_after_its_pods_were_too_small(
     seconds = time.monotonic() - began_s
     keys = cluster.check(events, here / "sink", str(here / "checkpoint"))
     record(
-        Row(
+        Row.of(
+            seconds,
+            small,
+            right,
             mode="cluster",
             storage="volume",
             backend="rocksdb, format 2",
             killed="3 pods, by their memory limit (OOMKilled); the driver's pod, by deleting it",
             batches="0 + 4",
             keys=keys,
-            lost=small.num_lost_tasks(),
-            moved=f"{right.share_of_moves():.0%}",
-            seconds=round(seconds),
         )
     )

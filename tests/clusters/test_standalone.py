@@ -25,10 +25,7 @@ FORMAT = f"{PREFIX}checkpointFormatVersion"
 
 @pytest.fixture(scope="module")
 def cluster(cluster_directory: Path) -> Iterator[Standalone]:
-    others, folders = [], {}
-    if weed := find_weed():
-        others = [seaweed.HOST]
-        folders = {"seaweed": seaweed.make_folder(cluster_directory / "seaweed", weed)}
+    others, folders = seaweed.host_where_installed(cluster_directory)
     cluster = Standalone(cluster_directory, others, folders)
     try:
         cluster.start()
@@ -70,16 +67,16 @@ def test_rows_are_right_after_kills_and_in_the_next_application(
     keys = cluster.check(events, here / "sink", str(here / "checkpoint"))
     assert first.num_lost_tasks() > 0
     record(
-        Row(
+        Row.of(
+            seconds,
+            first,
+            second,
             mode="client",
             storage="shared directory",
             backend=f"{backend}, format {checkpoint_format}",
             killed="executor, worker daemon, engine",
             batches=f"{FILES} + {MORE_FILES}",
             keys=keys,
-            lost=first.num_lost_tasks(),
-            moved=f"{second.share_of_moves():.0%}",
-            seconds=round(seconds),
         )
     )
 
@@ -94,7 +91,7 @@ def test_state_on_s3_is_found_again_by_the_next_application(
     events = Input(here / "input")
     events.add(5)
     paths = [str(there / name) for name in ("input", "sink", "checkpoint")]
-    conf = {f"{PREFIX}{name}": value for name, value in seaweed.options().items()}
+    conf = seaweed.conf()
     conf[FORMAT] = "2"
     began_s = time.monotonic()
 
@@ -109,19 +106,18 @@ def test_state_on_s3_is_found_again_by_the_next_application(
     cluster.await_nothing_left()
 
     seconds = time.monotonic() - began_s
-    options = [f"--storage-option={key}={value}" for key, value in seaweed.options().items()]
-    keys = cluster.check(events, here / "sink", str(here / "checkpoint"), *options)
+    keys = cluster.check(events, here / "sink", str(here / "checkpoint"), *seaweed.command_line())
     record(
-        Row(
+        Row.of(
+            seconds,
+            first,
+            second,
             mode="client",
             storage="S3 (SeaweedFS)",
             backend="rocksdb, format 2",
             killed="executor",
             batches="5 + 3",
             keys=keys,
-            lost=first.num_lost_tasks(),
-            moved=f"{second.share_of_moves():.0%}",
-            seconds=round(seconds),
         )
     )
 

@@ -74,16 +74,16 @@ def test_rows_are_right_in_both_modes_when_containers_are_killed(
     seconds = time.monotonic() - began_s
     keys = cluster.check(events, here / "sink", f"{HDFS}/killed")
     record(
-        Row(
+        Row.of(
+            seconds,
+            first,
+            second,
             mode="cluster, then client",
             storage="HDFS",
             backend="rocksdb, format 2",
             killed="3 containers; executors came and went (dynamic allocation)",
             batches="5 + 3",
             keys=keys,
-            lost=first.num_lost_tasks() + second.num_lost_tasks(),
-            moved=f"{second.share_of_moves():.0%}",
-            seconds=round(seconds),
         )
     )
 
@@ -117,15 +117,14 @@ def test_container_ends_when_its_engine_takes_too_much(
     assert "beyond the 'PHYSICAL' memory limit" in cluster.log("NodeManager", host)
     keys = cluster.check(events, here / "sink", f"{HDFS}/hungry")
     record(
-        Row(
+        Row.of(
+            seconds,
+            job,
             mode="client",
             storage="HDFS",
             backend="filesystem, format 2",
             killed="container, by YARN: its engine took 2 GiB",
             batches="6",
             keys=keys,
-            lost=job.num_lost_tasks(),
-            moved=f"{job.share_of_moves():.0%}",
-            seconds=round(seconds),
         )
     )
