@@ -12,7 +12,6 @@ import pytest
 from statestore import Checkpoint, Savepoint
 from statestore.core.errors import (
     CorruptionError,
-    IncompatibleError,
     InvalidArgumentError,
     NotFoundError,
 )
@@ -25,13 +24,11 @@ from statestore.operations.savepoint.savepoint import open_savepoint
 from statestore.testing.checkpoints import QUERY_ID
 from tests.checkpoints import (
     AGGREGATION,
-    GLOBAL_AGGREGATION,
     GLOBAL_LIMIT,
     JOIN,
     OPTIONS,
     files_below,
     make_query,
-    query_of,
     read_rows,
     restore,
 )
@@ -241,18 +238,6 @@ def test_damaged_descriptor_is_named_and_nothing_is_changed(tmp_path, old, new):
     assert files_below(saved) == before
 
 
-def test_restore_has_as_many_state_partitions_as_the_savepoints_logs_say(tmp_path):
-    """Catches a rescale that nobody asked for, by a digit of the descriptor."""
-    query = make_query(tmp_path / "query")
-    saved = tmp_path / "saved"
-    at(query.path, options=OPTIONS).savepoint(saved)
-    path = saved / "metadata"
-    path.write_text(path.read_text().replace('"num_partitions": 4', '"num_partitions": 7'))
-
-    plan = Savepoint(saved).restore(tmp_path / "new", dry_run=True)
-    assert (Savepoint(saved).info.num_partitions, plan.num_partitions) == (7, 4)
-
-
 def test_damaged_file_does_not_become_part_of_a_savepoint(tmp_path):
     """Catches damage that is noticed when the savepoint is needed."""
     query = make_query(tmp_path / "query")
@@ -309,74 +294,6 @@ def test_claimed_savepoint_is_moved(tmp_path, partitions):
     assert (found == inodes) == (partitions == 4)
 
 
-def test_operators_are_renumbered_dropped_and_added(tmp_path):
-    """Catches state under another operator's number."""
-    query = make_query(
-        tmp_path / "query", checkpoint_format=2, operators=(AGGREGATION, GLOBAL_LIMIT, JOIN)
-    )
-    at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint")
-
-    restore(
-        tmp_path / "savepoint", tmp_path / "again",
-        map_operators={0: 1, 2: 0}, drop_operators=[1], add_operators={2: "dedupe"},
-    )  # fmt: skip
-
-    # With an operator that is new, Spark writes all operators' metadata in its first batch.
-    metadata = tmp_path / "again" / "state" / "0" / "_metadata" / "metadata"
-    assert not metadata.exists()
-    assert "after the query's first batch" in Checkpoint(tmp_path / "again").verify().to_fix
-    entry = json.loads((tmp_path / "again" / "commits" / "2").read_text().split("\n")[1])
-    assert {number: (len(ids), len(ids[0])) for number, ids in entry["stateUniqueIds"].items()} == {
-        "0": (4, 4),
-        "1": (4, 1),
-        "2": (4, 1),
-    }
-    for partition, ((checkpoint_id,), (empty_id,)) in enumerate(
-        zip(entry["stateUniqueIds"]["1"], entry["stateUniqueIds"]["2"], strict=True)
-    ):
-        with Checkpoint(tmp_path / "again").open_store(
-            1, partition, version=3, checkpoint_id=checkpoint_id
-        ) as store:
-            assert dict(store.scan()).items() <= query.expected()[0, "default"].items()
-        with Checkpoint(tmp_path / "again").open_store(
-            2, partition, version=3, checkpoint_id=empty_id
-        ) as store:
-            assert len(store) == 0
-
-    restore(
-        tmp_path / "savepoint", tmp_path / "fewer",
-        map_operators={2: 0, 0: 1},
-        drop_operators=[1],
-    )  # fmt: skip
-    rows = read_rows(tmp_path / "fewer")
-    assert rows[1, "default"] == query.expected()[0, "default"]
-    assert rows[0, JOIN[1][0].name] == query.expected()[2, JOIN[1][0].name]
-    assert (tmp_path / "fewer/state/0/0" / JOIN[1][1].name / "_metadata/schema").exists()
-    for wrong, message in (
-        ({"map_operators": {0: 2}}, "operators 0, 1, 2"),
-        ({"map_operators": {7: 0}}, "no such operator"),
-        ({"drop_operators": [0]}, "operators 0, 1, 2"),
-    ):
-        with pytest.raises(InvalidArgumentError, match=message):
-            restore(tmp_path / "savepoint", tmp_path / "wrong", **wrong)
-
-
-def test_what_has_no_key_stays_in_one_partition_from_one_to_many(tmp_path):
-    """Catches a limit or a global aggregation dealt out where one partition does not tell."""
-    query = query_of(
-        tmp_path / "query", num_partitions=1, checkpoint_format=2,
-        operators=(AGGREGATION, GLOBAL_LIMIT, GLOBAL_AGGREGATION),
-    )  # fmt: skip
-    query.run_batch({f"key-{number}": "value" for number in range(20)})
-    at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint")
-
-    restore(tmp_path / "savepoint", tmp_path / "again", num_partitions=4)
-
-    assert read_rows(tmp_path / "again") == query.expected()
-    entry = json.loads((tmp_path / "again" / "commits" / "0").read_text().split("\n")[1])
-    assert [len(ids) for ids in entry["stateUniqueIds"].values()] == [4, 1, 1]
-
-
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_form_that_there_is_not_is_refused(tmp_path, dry_run):
     """Catches a savepoint of a form that no release can restore."""
@@ -386,43 +303,6 @@ def test_form_that_there_is_not_is_refused(tmp_path, dry_run):
         Checkpoint(query.path).savepoint(tmp_path / "savepoint", form="avro", dry_run=dry_run)
 
     assert not (tmp_path / "savepoint").exists()
-
-
-@pytest.mark.parametrize("num_partitions", [0, -1, 32_769])
-def test_parallelism_out_of_range_is_refused(tmp_path, num_partitions):
-    """Catches a checkpoint without state partitions, and 0 taken for "as before"."""
-    query = make_query(tmp_path / "query")
-    at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint")
-    with pytest.raises(InvalidArgumentError, match="out of range"):
-        restore(tmp_path / "savepoint", tmp_path / "again", num_partitions=num_partitions)
-    assert not (tmp_path / "again").exists()
-
-
-@pytest.mark.parametrize("num_partitions", [2, 3])
-def test_rows_that_do_not_follow_their_keys_are_not_dealt_out(tmp_path, num_partitions):
-    """Catches rows dealt out to partitions in which Spark does not look for them."""
-    query = make_query(tmp_path / "query")
-    with Checkpoint(query.path).open_store(0, 0) as store:
-        batch = store.begin()
-        batch.put(b"of another partition", b"", key_group=1)
-        batch.commit()
-    for partition in range(1, 4):
-        with Checkpoint(query.path).open_store(0, partition) as store:
-            store.begin().commit()
-    query.plan()
-    query.commit({})
-    at(query.path, options=OPTIONS).savepoint(tmp_path / "foreign")
-    with pytest.raises(IncompatibleError) as raised:
-        restore(tmp_path / "foreign", tmp_path / "again", num_partitions=num_partitions)
-    assert raised.value.kind == "not-rescalable"
-
-
-def test_restore_to_the_heap_backend_needs_the_drivers_memory(tmp_path):
-    """Catches state written where no query would look for it."""
-    query = make_query(tmp_path / "query")
-    at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint")
-    with pytest.raises(InvalidArgumentError, match="memory of the query's driver"):
-        restore(tmp_path / "savepoint", tmp_path / "again", backend="heap")
 
 
 def test_branch_shares_files_and_harms_nobody(tmp_path):

@@ -11,8 +11,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from statestore.checkpoint.lease import Holder, Lease
+from statestore.core.clock import SystemClock
+from statestore.core.ids import RandomIds
+from statestore.core.process import find_process
+from statestore.io.local import LocalFileIO
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from statestore.testing.checkpoints import MadeCheckpoint
 
 
 class Served:
@@ -77,3 +85,10 @@ def serve(*arguments: object) -> Iterator[Served]:
             yield Served(process.stdout.readline().strip(), process)
         finally:
             process.kill()
+
+
+def lease_of(made: MadeCheckpoint) -> Lease:
+    """Return the lease of a query that runs in this process."""
+    holder = Holder(find_process(), application="app", run="run", executor="driver")
+    root = f"{made.path}/state"
+    return Lease(LocalFileIO(), root, RandomIds().new_id(), holder, 10_000, SystemClock())
