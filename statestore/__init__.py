@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from statestore.api.schedule import Every
     from statestore.api.sql_rows import SqlRows
     from statestore.api.stopping import stop_with_savepoint
-    from statestore.api.trial import Trial, upgrade
+    from statestore.api.trial import Trial
+    from statestore.api.upgrade import upgrade
     from statestore.api.writing import write_savepoint
     from statestore.core.errors import QueryFailedError, StateStoreError
     from statestore.core.restart_strategies import (
@@ -97,7 +98,7 @@ _HOMES = {
     "QueryFailedError": "statestore.core.errors",
     "stop_with_savepoint": "statestore.api.stopping",
     "Trial": "statestore.api.trial",
-    "upgrade": "statestore.api.trial",
+    "upgrade": "statestore.api.upgrade",
     "write_savepoint": "statestore.api.writing",
     "StateStoreError": "statestore.core.errors",
 }

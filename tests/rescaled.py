@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from statestore.checkpoint.layout import history_path, lease_directory
-from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, OffsetsEntry
+from statestore.checkpoint.query_log import OffsetsEntry
 from statestore.io.local import LocalFileIO
-from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
+from statestore.testing.checkpoints import MadeCheckpoint
 from statestore.testing.stores import OPERATORS
 
 MUTATIONS = ("write", "publish", "delete")
@@ -40,34 +40,9 @@ def end_process(path, io=None):
         io.delete(f"{directory}/{info.name}")
 
 
-def logged_partitions(path, batch):
-    """Number of state partitions that an entry of the offset log pins."""
-    entry = OffsetsEntry.parse((Path(path) / "offsets" / str(batch)).read_text(), "offsets")
-    return int(entry.conf[NUM_PARTITIONS_KEY])
-
-
 def newest(path, log):
     """Newest batch of a log."""
     return max(int(file.name) for file in (Path(path) / log).glob("[0-9]*"))
-
-
-def spark_refuses(path):
-    """Whether Spark 4.3 takes the checkpoint for one with an unfinished repartition."""
-    planned = newest(path, "offsets")
-    return planned != newest(path, "commits") and (
-        logged_partitions(path, planned) != logged_partitions(path, planned - 1)
-    )
-
-
-def assert_old_new_or_refused(path, expected, before, after):
-    """A death at any step leaves the old or the new state whole, or a start that Spark refuses."""
-    if spark_refuses(path):
-        return "refused"
-    assert newest(path, "offsets") == newest(path, "commits")
-    num_partitions = logged_partitions(path, newest(path, "offsets"))
-    assert num_partitions in (before, after)
-    assert read_checkpoint(str(path)) == expected
-    return num_partitions
 
 
 def edit_conf(made, **changes):

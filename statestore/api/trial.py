@@ -1,37 +1,28 @@
-"""Try new code on real state: a branch, the same input, a comparison; then promote or drop it."""
+"""Trial: new code on a branch of a checkpoint, as `upgrade` made it; it is promoted or dropped."""
 
 from __future__ import annotations
 
-import hashlib
 import html
-import json
 import os
-import subprocess
-import sys
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 from tempfile import TemporaryDirectory
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from statestore.api.checkpoint import Checkpoint, Directory, Savepoint
+from statestore.api.checkpoint import Checkpoint, Directory
 from statestore.api.reaching import Reach
 from statestore.checkpoint.layout import is_temporary
+from statestore.checkpoint.query_log import read_bytes
 from statestore.core.errors import InvalidArgumentError, NotFoundError, StorageError
-from statestore.io.storage import is_same_directory
-from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.in_use import require_directory_not_in_use
-from statestore.operations.new_directory import check_apart, check_beside
+from statestore.operations.new_directory import check_apart
 from statestore.operations.result import no_progress
-from statestore.operations.trial.branching import check_triable, first_version_of
 from statestore.operations.trial.record import (
     AGAINST,
     CHECKPOINT,
     HISTORY,
     RECORD_NAME,
-    Compared,
     Record,
     State,
     read_record,
@@ -43,142 +34,20 @@ from statestore.operations.trial.replacing import (
     replace_by_branch,
 )
 from statestore.operations.trial.results import Drop, Promote, TrialReport
-from statestore.operations.trial.rule import Judge, Rule, compare_rows, compare_state
-from statestore.spark import trying
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import TypeAlias
+    from collections.abc import Iterator, Mapping
 
     from statestore.api.checkpoint import DirectoryLike
     from statestore.io.file_io import TreeFileIO
-    from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.result import Progress
 
-    Job: TypeAlias = "str | os.PathLike[str] | Callable[[], object]"
-
-BATCHES = 5
-_NEW, _OLD, _TRANSFORMED = "new", "old", "transformed"
-_DIRECTORIES = {CHECKPOINT, AGAINST, _NEW, _OLD, _TRANSFORMED}
+NEW, OLD, TRANSFORMED = "new", "old", "transformed"
+"""Directories in a trial: rows that each code gave its sink, and a savepoint of other rows."""
+_DIRECTORIES = {CHECKPOINT, AGAINST, NEW, OLD, TRANSFORMED}
 
 
-def upgrade(
-    checkpoint: DirectoryLike,
-    job: Job,
-    *,
-    arguments: Sequence[str] = (),
-    trial: DirectoryLike | None = None,
-    batches: int = BATCHES,
-    against: Job | None = None,
-    rows: Mapping[Any, Any] = MappingProxyType({}),
-    ignore: Sequence[str] = (),
-    same: Judge | None = None,
-    submit: Sequence[str] = (),
-    storage_options: Mapping[str, object] | None = None,
-) -> Trial:
-    """Try new code on a branch of a checkpoint: it repeats batches of the old, and is compared.
-
-    The old query may run meanwhile. The new code reads what the old one read in the same batches,
-    by the same offsets; its sink is not written, and its rows are kept in the trial instead. The
-    call may be repeated: it goes on with the batches that there are since, and compares anew; with
-    a job that has changed it begins anew.
-
-    Args:
-        checkpoint: Checkpoint of the old query.
-        job: The new code: a script of Python, which is run in a process of its own, or a function
-            that starts the query in this program. It starts a query whose `checkpointLocation` is
-            the checkpoint, as it does in production; that query, and nothing after its start, is
-            run on the branch.
-        arguments: What the script is given.
-        trial: Directory of the trial; beside the checkpoint, with `-trial` at the end of its name,
-            when None.
-        batches: At most so many batches are repeated, the newest; fewer where older versions or
-            entries of the logs are gone, or an operation made a batch between.
-        against: The old code, as `job`: it repeats the batches too, on a branch of its own, and its
-            rows are compared. Without it those are that the file sink of the job has, and where it
-            has another sink state alone is compared.
-        rows: What makes rows of state for the new code, as `Directory.transform` takes it, where
-            the schema of the state changes.
-        ignore: Columns that do not count: of the sink, or fields of values of state.
-        same: Has the last word on rows that differ: a function of what was compared, in words, and
-            two tables, the rows that only the old has and that only the new has.
-        submit: What runs a script, in place of this Python: `["spark-submit", "--master", …]`.
-        storage_options: As of `Checkpoint`.
-
-    Returns:
-        The trial, compared: `is_same`, `report()`, `promote()`, `drop()`.
-
-    Guarantee: the checkpoint and the sink of the old are as they were. After a raise or a kill the
-    same call goes on.
-
-    Raises:
-        InvalidArgumentError: The job failed, or starts no query of the checkpoint (kind
-            trial-failed); no batch can be repeated; a promote was begun (kind
-            unfinished-operation); something else is in the directory of the trial, or a trial of
-            another checkpoint (kind checkpoint-exists); or a column to be ignored is nowhere.
-        IncompatibleError: The state is in a driver's memory, elsewhere than in the checkpoint, or
-            of another provider.
-        NotFoundError, CorruptionError, FencedError, StorageError: As `Directory`.
-    """
-    if batches < 1:
-        raise InvalidArgumentError(
-            "at least one batch is repeated", batches=batches, to_fix="give a number from 1"
-        )
-    reach = (
-        checkpoint._reach
-        if isinstance(checkpoint, Directory)
-        else Reach(checkpoint, storage_options, None)
-    )
-    ck = Checkpoint._at(reach)
-    it = Trial._at(ck._beside(_named(ck.uri, "-trial") if trial is None else trial))
-    sides = {_NEW: _Side(CHECKPOINT, job, tuple(arguments))}
-    if against is not None:
-        sides[_OLD] = _Side(AGAINST, against, tuple(arguments))
-    asked = {
-        "job": _name(job),
-        "of": [side.mark() for side in sides.values()],
-        "rows": {str(name): repr(how) for name, how in rows.items()},
-        "batches": batches,
-    }
-    record = it._begin(ck, asked, sides, rows, batches)
-    options = {str(key): str(value) for key, value in (storage_options or {}).items()}
-    record = it._run(ck, record, sides, tuple(submit), options)
-    it._compare(ck, record, Rule(frozenset(ignore), same))
-    return it
-
-
-@dataclass(frozen=True)
-class _Side:
-    """A code that is run: the new, or the old once more.
-
-    Attributes:
-        branch: Name of the directory of its branch in the trial.
-        job: The code.
-        arguments: What a script is given.
-    """
-
-    branch: str
-    job: Job
-    arguments: tuple[str, ...]
-
-    def mark(self) -> list[str]:
-        """Return what a call that asks for the same has, too; of a function that is nothing."""
-        if callable(self.job):
-            return ["", os.urandom(8).hex()]
-        path = Path(self.job)
-        try:
-            digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        except OSError as error:
-            raise InvalidArgumentError(
-                "the job cannot be read",
-                job=str(path),
-                reason=error.strerror or str(error),
-                to_fix="name a script of Python",
-            ) from error
-        return [str(path.resolve()), digest, *self.arguments]
-
-
-def _named(checkpoint: str, end: str) -> str:
+def uri_beside(checkpoint: str, end: str) -> str:
     """Return the URI of a directory beside a checkpoint.
 
     Raises:
@@ -191,10 +60,6 @@ def _named(checkpoint: str, end: str) -> str:
             to_fix="name a directory for the trial, and one for the savepoint of the old",
         )
     return f"{checkpoint.rstrip('/')}{end}"
-
-
-def _name(job: Job) -> str:
-    return getattr(job, "__qualname__", repr(job)) if callable(job) else os.fspath(job)
 
 
 class Trial:
@@ -306,7 +171,7 @@ class Trial:
             else:
                 self._check_approved(record, accept=accept)
                 to = self._beside(
-                    savepoint or _named(record.checkpoint, f"-before-{record.version}")
+                    savepoint or uri_beside(record.checkpoint, f"-before-{record.version}")
                 )
                 check_apart(to.place.uri, self.uri)
             place = self._reach.beside(record.checkpoint).place
@@ -328,7 +193,7 @@ class Trial:
                     record, place, branch, (io, path), to.place, progress or no_progress
                 )
             self._clear(io, path)
-        return Promote(**{**decided.fields(), "done": True})
+        return replace(decided, done=True)
 
     def drop(self, *, dry_run: bool = False) -> Drop:
         """Delete the trial. Where a promote was begun and not finished, put the old back first.
@@ -359,11 +224,9 @@ class Trial:
             if not (io.list(path) or io.list_directories(path)):
                 with suppress(StorageError):  # behind a link the empty directory stays
                     io.delete_tree(path)
-        return Drop(**{**decided.fields(), "done": True})
+        return replace(decided, done=True)
 
     def _put_back(self, io: TreeFileIO, path: str, record: Record) -> None:
-        from statestore.checkpoint.query_log import read_bytes
-
         try:
             history = read_bytes(io, f"{path}/{HISTORY}")
         except NotFoundError:
@@ -428,152 +291,3 @@ class Trial:
         for info in io.list(path):
             if info.name == HISTORY or is_temporary(info.name):
                 io.delete(f"{path}/{info.name}")
-
-    def _begin(
-        self,
-        ck: Checkpoint,
-        asked: dict[str, Any],
-        sides: Mapping[str, _Side],
-        rows: Mapping[Any, Any],
-        batches: int,
-    ) -> Record:
-        """Go on with the trial where it is of the same code, or begin it, up to BRANCHED."""
-        with self._open() as (io, path), ck._reach.checkpoint() as old:
-            check_triable(old)
-            found = read_record(io, path)
-            if found is not None and not is_same_directory(found.checkpoint, old.uri):
-                raise InvalidArgumentError(
-                    "the trial is one of another checkpoint",
-                    kind="checkpoint-exists",
-                    directory=self.uri,
-                    checkpoint=old.uri,
-                    trial_of=found.checkpoint,
-                    to_fix="name another directory for it, or drop that trial first",
-                )
-            if found is not None and self._goes_on(found, old, asked):
-                return found
-            if found is None:
-                check_beside(io, path, self.uri, ck.uri)
-                self._require_empty(io, path)
-            first = first_version_of(old, batches)
-            record = Record(ck.uri, old.query_id or "", asked)
-            io.make_directory(path)
-            self._require_not_in_use(io, path)
-            write_record(io, path, record)
-            self._clear(io, path)
-            for side in sides.values():
-                to = self._below(side.branch)
-                if rows and side.branch == CHECKPOINT:
-                    made = ck.transform(
-                        Savepoint._at(self._below(_TRANSFORMED)),
-                        rows,
-                        version=first,
-                        change_schema=True,
-                    ).made
-                    made.restore(Checkpoint._at(to), claim=True)
-                else:
-                    ck.branch(Checkpoint._at(to), version=first)
-            return write_record(
-                io, path, record, state=State.BRANCHED, first_version=first, version=first
-            )
-
-    def _goes_on(self, found: Record, old: OpenCheckpoint, asked: dict[str, Any]) -> bool:
-        """Return whether a trial of the same code can go on with the batches there are since."""
-        if not State.BRANCHED <= found.state <= State.PROMOTING or asked != found.asked:
-            return False
-        needed = range(found.version, old.newest_version)
-        own = first_version_of(old, len(needed)) if needed else found.version
-        return own <= found.version <= old.newest_version
-
-    def _require_empty(self, io: TreeFileIO, path: str) -> None:
-        if io.list(path) or io.list_directories(path):
-            raise InvalidArgumentError(
-                "there is something else where the trial is to be",
-                kind="checkpoint-exists",
-                directory=self.uri,
-                to_fix="name another directory for it",
-            )
-
-    def _run(
-        self,
-        ck: Checkpoint,
-        record: Record,
-        sides: Mapping[str, _Side],
-        submit: tuple[str, ...],
-        options: dict[str, str],
-    ) -> Record:
-        """Have each code repeat the batches, up to RUN."""
-        with ck._reach.checkpoint() as old:
-            version = old.newest_version
-        for name, side in sides.items():
-            looks_for_old = name == _NEW and _OLD not in sides
-            repeat = trying.Repeat(
-                checkpoint=ck.uri,
-                branch=f"{self.uri}/{side.branch}",
-                version=version,
-                rows=f"{self.uri}/{name}",
-                old_rows=f"{self.uri}/{_OLD}" if looks_for_old else None,
-                first_version=record.first_version,
-                options=options,
-            )
-            try:
-                _run_side(repeat, side, submit)
-            except InvalidArgumentError as error:
-                with self._open() as (io, path):
-                    write_record(io, path, record, error=f"{error.problem}: {error.fields}")
-                raise
-        with self._open() as (io, path):
-            return write_record(io, path, record, state=State.RUN, version=version, error="")
-
-    def _compare(self, ck: Checkpoint, record: Record, rule: Rule) -> Record:
-        """Compare rows and state, up to COMPARED."""
-        found: list[Compared] = []
-        with self._open() as (io, path), ck._reach.checkpoint() as old:
-            for batch in range(record.first_version, record.version):
-                old_rows, new_rows = (
-                    [
-                        io.fetch(f"{path}/{side}/{batch}/{info.name}")
-                        for info in io.list(f"{path}/{side}/{batch}")
-                        if info.name.endswith(".parquet")
-                    ]
-                    for side in (_OLD, _NEW)
-                )
-                of = f"batch {batch}"
-                if not old_rows:
-                    why = "the old rows are not known"
-                    found.append(Compared(of, is_same=True, why=why))
-                else:
-                    found.append(compare_rows(of, old_rows, new_rows, rule))
-            with open_checkpoint(self._below(CHECKPOINT).place) as branch:
-                found += compare_state(old, record.version, branch, rule)
-            rule.check_ignored()
-            return write_record(
-                io,
-                path,
-                record,
-                state=State.COMPARED,
-                compared=tuple(found),
-                ignored=tuple(sorted(rule.ignored)),
-            )
-
-
-def _run_side(repeat: trying.Repeat, side: _Side, submit: tuple[str, ...]) -> None:
-    if callable(side.job):
-        trying.run_job(repeat, side.job)
-        return
-    with TemporaryDirectory() as work:
-        request, reply = Path(work, "request.json"), Path(work, "reply.json")
-        request.write_text(trying.request_of(repeat))
-        command = [*(submit or (sys.executable,)), trying.__file__, str(request), str(reply)]
-        done = subprocess.run([*command, os.fspath(side.job), *side.arguments], check=False)
-        answer = json.loads(reply.read_text()) if reply.exists() else None
-    if answer is None or (done.returncode and not answer):
-        raise InvalidArgumentError(
-            "the process of the job ended before its time",
-            kind="trial-failed",
-            job=os.fspath(side.job),
-            exit_status=done.returncode,
-            to_fix="see what it printed; the checkpoint is as it was, and the same call goes on",
-        )
-    if answer:
-        raise InvalidArgumentError(answer.pop("problem"), job=os.fspath(side.job), **answer)

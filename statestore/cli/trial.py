@@ -99,7 +99,7 @@ def try_command(
       statestore try /data/checkpoint new_job.py --page trial.html -- --topic orders
       statestore try /data/checkpoint new_job.py --against old_job.py --ignore largest
     """  # noqa: D301
-    from statestore.api.trial import upgrade
+    from statestore.api.upgrade import upgrade
 
     it = upgrade(
         directory,

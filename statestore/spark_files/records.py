@@ -73,9 +73,10 @@ class Records:
         self._before = 0
         self._has_types = False
         self.lineage: tuple[Ancestor, ...] = ()
-        if not self._peek(4):
+        self._fill(4)
+        if not self._held:
             raise self._damaged("records", "nothing", kind="truncated")
-        head = _HEAD.match(self._peek(4)) if is_changelog else None
+        head = _HEAD.match(self._held[:4]) if is_changelog else None
         if head is not None:
             self._take(4)
             form = int(head[1])
@@ -161,10 +162,6 @@ class Records:
         found = self._held[self._position : end]
         self._position = end
         return found
-
-    def _peek(self, size: int) -> bytes:
-        self._fill(size)
-        return self._held[:size]
 
     def _fill(self, size: int) -> None:
         """Buffer `size` bytes at position 0, or all that are left."""

@@ -51,11 +51,6 @@ class State(IntEnum):
     PROMOTED = 6
     DROPPING = 7
 
-    @property
-    def is_before_approval(self) -> bool:
-        """Whether nothing but the trial's own directory was changed."""
-        return self < State.PROMOTING
-
 
 @dataclass(frozen=True, slots=True)
 class Compared:

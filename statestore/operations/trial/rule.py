@@ -96,9 +96,7 @@ class Rule:
         return self.judge is not None and bool(self.judge(of, old, new))
 
 
-def compare_rows(
-    of: str, old: Sequence[str], new: Sequence[str], rule: Rule, below: str | None = None
-) -> Compared:
+def compare_rows(of: str, old: Sequence[str], new: Sequence[str], rule: Rule) -> Compared:
     """Compare the rows that two codes gave their sinks.
 
     Args:
@@ -106,7 +104,6 @@ def compare_rows(
         old: Local Parquet files, at least one.
         new: Likewise.
         rule: When they count as equal.
-        below: Local directory for what does not fit memory.
 
     Raises:
         InvalidArgumentError: DuckDB is not installed.
@@ -119,7 +116,7 @@ def compare_rows(
         "new": ds.dataset(list(new), format="parquet"),
     }
     names, columns = rule.shared(_columns(sides["old"].schema), _columns(sides["new"].schema))
-    with tempfile.TemporaryDirectory(dir=below) as work:
+    with tempfile.TemporaryDirectory() as work:
         connection = open_database(work, threads=2, memory_limit=_MEMORY)
         try:
             for name, side in sides.items():

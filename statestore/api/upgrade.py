@@ -1,0 +1,319 @@
+"""upgrade: tries new code on real state: a branch, the same input, a comparison."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from statestore.api.checkpoint import Checkpoint, Directory, Savepoint
+from statestore.api.reaching import Reach
+from statestore.api.trial import NEW, OLD, TRANSFORMED, Trial, uri_beside
+from statestore.core.errors import InvalidArgumentError
+from statestore.io.storage import is_same_directory
+from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.new_directory import check_beside
+from statestore.operations.trial.branching import check_triable, first_version_of
+from statestore.operations.trial.record import (
+    AGAINST,
+    CHECKPOINT,
+    Compared,
+    Record,
+    State,
+    read_record,
+    write_record,
+)
+from statestore.operations.trial.rule import Judge, Rule, compare_rows, compare_state
+from statestore.spark import trying
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import TypeAlias
+
+    from statestore.api.checkpoint import DirectoryLike
+    from statestore.io.file_io import TreeFileIO
+    from statestore.operations.checkpoint import OpenCheckpoint
+
+    Job: TypeAlias = "str | os.PathLike[str] | Callable[[], object]"
+
+BATCHES = 5
+
+
+def upgrade(
+    checkpoint: DirectoryLike,
+    job: Job,
+    *,
+    arguments: Sequence[str] = (),
+    trial: DirectoryLike | None = None,
+    batches: int = BATCHES,
+    against: Job | None = None,
+    rows: Mapping[Any, Any] = MappingProxyType({}),
+    ignore: Sequence[str] = (),
+    same: Judge | None = None,
+    submit: Sequence[str] = (),
+    storage_options: Mapping[str, object] | None = None,
+) -> Trial:
+    """Try new code on a branch of a checkpoint: it repeats batches of the old, and is compared.
+
+    The old query may run meanwhile. The new code reads what the old one read in the same batches,
+    by the same offsets; its sink is not written, and its rows are kept in the trial instead. The
+    call may be repeated: it goes on with the batches that there are since, and compares anew; with
+    a job that has changed it begins anew.
+
+    Args:
+        checkpoint: Checkpoint of the old query.
+        job: The new code: a script of Python, which is run in a process of its own, or a function
+            that starts the query in this program. It starts a query whose `checkpointLocation` is
+            the checkpoint, as it does in production; that query, and nothing after its start, is
+            run on the branch.
+        arguments: What the script is given.
+        trial: Directory of the trial; beside the checkpoint, with `-trial` at the end of its name,
+            when None.
+        batches: At most so many batches are repeated, the newest; fewer where older versions or
+            entries of the logs are gone, or an operation made a batch between.
+        against: The old code, as `job`: it repeats the batches too, on a branch of its own, and its
+            rows are compared. Without it those are that the file sink of the job has, and where it
+            has another sink state alone is compared.
+        rows: What makes rows of state for the new code, as `Directory.transform` takes it, where
+            the schema of the state changes.
+        ignore: Columns that do not count: of the sink, or fields of values of state.
+        same: Has the last word on rows that differ: a function of what was compared, in words, and
+            two tables, the rows that only the old has and that only the new has.
+        submit: What runs a script, in place of this Python: `["spark-submit", "--master", …]`.
+        storage_options: As of `Checkpoint`.
+
+    Returns:
+        The trial, compared: `is_same`, `report()`, `promote()`, `drop()`.
+
+    Guarantee: the checkpoint and the sink of the old are as they were. After a raise or a kill the
+    same call goes on.
+
+    Raises:
+        InvalidArgumentError: The job failed, or starts no query of the checkpoint (kind
+            trial-failed); no batch can be repeated; a promote was begun (kind
+            unfinished-operation); something else is in the directory of the trial, or a trial of
+            another checkpoint (kind checkpoint-exists); or a column to be ignored is nowhere.
+        IncompatibleError: The state is in a driver's memory, elsewhere than in the checkpoint, or
+            of another provider.
+        NotFoundError, CorruptionError, FencedError, StorageError: As `Directory`.
+    """
+    if batches < 1:
+        raise InvalidArgumentError(
+            "at least one batch is repeated", batches=batches, to_fix="give a number from 1"
+        )
+    reach = (
+        checkpoint._reach
+        if isinstance(checkpoint, Directory)
+        else Reach(checkpoint, storage_options, None)
+    )
+    ck = Checkpoint._at(reach)
+    it = Trial._at(ck._beside(uri_beside(ck.uri, "-trial") if trial is None else trial))
+    sides = {NEW: _Side(CHECKPOINT, job, tuple(arguments))}
+    if against is not None:
+        sides[OLD] = _Side(AGAINST, against, tuple(arguments))
+    asked = {
+        "job": _name(job),
+        "of": [side.mark() for side in sides.values()],
+        "rows": {str(name): repr(how) for name, how in rows.items()},
+        "batches": batches,
+    }
+    attempt = _Attempt(it, ck, sides, asked)
+    record = attempt.begin(rows, batches)
+    options = {str(key): str(value) for key, value in (storage_options or {}).items()}
+    record = attempt.run(record, tuple(submit), options)
+    attempt.compare(record, Rule(frozenset(ignore), same))
+    return it
+
+
+@dataclass(frozen=True)
+class _Side:
+    """A code that is run: the new, or the old once more.
+
+    Attributes:
+        branch: Name of the directory of its branch in the trial.
+        job: The code.
+        arguments: What a script is given.
+    """
+
+    branch: str
+    job: Job
+    arguments: tuple[str, ...]
+
+    def mark(self) -> list[str]:
+        """Return what a call that asks for the same has, too; of a function that is nothing."""
+        if callable(self.job):
+            return ["", os.urandom(8).hex()]
+        path = Path(self.job)
+        try:
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise InvalidArgumentError(
+                "the job cannot be read",
+                job=str(path),
+                reason=error.strerror or str(error),
+                to_fix="name a script of Python",
+            ) from error
+        return [str(path.resolve()), digest, *self.arguments]
+
+
+def _name(job: Job) -> str:
+    return getattr(job, "__qualname__", repr(job)) if callable(job) else os.fspath(job)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """What one call of `upgrade` does to its trial.
+
+    Attributes:
+        trial: The trial.
+        checkpoint: The checkpoint of the old query.
+        sides: The codes that are run, by the directory of the trial that gets their rows.
+        asked: What was asked for: a trial of the same goes on.
+    """
+
+    trial: Trial
+    checkpoint: Checkpoint
+    sides: Mapping[str, _Side]
+    asked: dict[str, Any]
+
+    def begin(self, rows: Mapping[Any, Any], batches: int) -> Record:
+        """Go on with the trial where it is of the same code, or begin it, up to BRANCHED."""
+        with self.trial._open() as (io, path), self.checkpoint._reach.checkpoint() as old:
+            check_triable(old)
+            found = read_record(io, path)
+            if found is not None and not is_same_directory(found.checkpoint, old.uri):
+                raise InvalidArgumentError(
+                    "the trial is one of another checkpoint",
+                    kind="checkpoint-exists",
+                    directory=self.trial.uri,
+                    checkpoint=old.uri,
+                    trial_of=found.checkpoint,
+                    to_fix="name another directory for it, or drop that trial first",
+                )
+            if found is not None and self._goes_on(found, old):
+                return found
+            if found is None:
+                check_beside(io, path, self.trial.uri, self.checkpoint.uri)
+                self._require_empty(io, path)
+            first = first_version_of(old, batches)
+            record = Record(self.checkpoint.uri, old.query_id or "", self.asked)
+            io.make_directory(path)
+            self.trial._require_not_in_use(io, path)
+            write_record(io, path, record)
+            self.trial._clear(io, path)
+            for side in self.sides.values():
+                to = self.trial._below(side.branch)
+                if rows and side.branch == CHECKPOINT:
+                    made = self.checkpoint.transform(
+                        Savepoint._at(self.trial._below(TRANSFORMED)),
+                        rows,
+                        version=first,
+                        change_schema=True,
+                    ).made
+                    made.restore(Checkpoint._at(to), claim=True)
+                else:
+                    self.checkpoint.branch(Checkpoint._at(to), version=first)
+            return write_record(
+                io, path, record, state=State.BRANCHED, first_version=first, version=first
+            )
+
+    def _goes_on(self, found: Record, old: OpenCheckpoint) -> bool:
+        """Return whether a trial of the same code can go on with the batches there are since."""
+        if not State.BRANCHED <= found.state <= State.PROMOTING or self.asked != found.asked:
+            return False
+        needed = range(found.version, old.newest_version)
+        own = first_version_of(old, len(needed)) if needed else found.version
+        return own <= found.version <= old.newest_version
+
+    def _require_empty(self, io: TreeFileIO, path: str) -> None:
+        if io.list(path) or io.list_directories(path):
+            raise InvalidArgumentError(
+                "there is something else where the trial is to be",
+                kind="checkpoint-exists",
+                directory=self.trial.uri,
+                to_fix="name another directory for it",
+            )
+
+    def run(self, record: Record, submit: tuple[str, ...], options: dict[str, str]) -> Record:
+        """Have each code repeat the batches, up to RUN."""
+        with self.checkpoint._reach.checkpoint() as old:
+            version = old.newest_version
+        for name, side in self.sides.items():
+            looks_for_old = name == NEW and OLD not in self.sides
+            repeat = trying.Repeat(
+                checkpoint=self.checkpoint.uri,
+                branch=f"{self.trial.uri}/{side.branch}",
+                version=version,
+                rows=f"{self.trial.uri}/{name}",
+                old_rows=f"{self.trial.uri}/{OLD}" if looks_for_old else None,
+                first_version=record.first_version,
+                options=options,
+            )
+            try:
+                _run_side(repeat, side, submit)
+            except InvalidArgumentError as error:
+                with self.trial._open() as (io, path):
+                    write_record(io, path, record, error=f"{error.problem}: {error.fields}")
+                raise
+        with self.trial._open() as (io, path):
+            return write_record(io, path, record, state=State.RUN, version=version, error="")
+
+    def compare(self, record: Record, rule: Rule) -> Record:
+        """Compare rows and state, up to COMPARED."""
+        found: list[Compared] = []
+        with self.trial._open() as (io, path), self.checkpoint._reach.checkpoint() as old:
+            for batch in range(record.first_version, record.version):
+                old_rows, new_rows = (
+                    [
+                        io.fetch(f"{path}/{side}/{batch}/{info.name}")
+                        for info in io.list(f"{path}/{side}/{batch}")
+                        if info.name.endswith(".parquet")
+                    ]
+                    for side in (OLD, NEW)
+                )
+                of = f"batch {batch}"
+                if not old_rows:
+                    why = "the old rows are not known"
+                    found.append(Compared(of, is_same=True, why=why))
+                else:
+                    found.append(compare_rows(of, old_rows, new_rows, rule))
+            with open_checkpoint(self.trial._below(CHECKPOINT).place) as branch:
+                found += compare_state(old, record.version, branch, rule)
+            rule.check_ignored()
+            return write_record(
+                io,
+                path,
+                record,
+                state=State.COMPARED,
+                compared=tuple(found),
+                ignored=tuple(sorted(rule.ignored)),
+            )
+
+
+def _run_side(repeat: trying.Repeat, side: _Side, submit: tuple[str, ...]) -> None:
+    if callable(side.job):
+        trying.run_job(repeat, side.job)
+        return
+    with TemporaryDirectory() as work:
+        request, reply = Path(work, "request.json"), Path(work, "reply.json")
+        request.write_text(trying.request_of(repeat))
+        command = [*(submit or (sys.executable,)), trying.__file__, str(request), str(reply)]
+        done = subprocess.run([*command, os.fspath(side.job), *side.arguments], check=False)
+        answer = json.loads(reply.read_text()) if reply.exists() else None
+    if answer is None or (done.returncode and not answer):
+        raise InvalidArgumentError(
+            "the process of the job ended before its time",
+            kind="trial-failed",
+            job=os.fspath(side.job),
+            exit_status=done.returncode,
+            to_fix="see what it printed; the checkpoint is as it was, and the same call goes on",
+        )
+    if answer:
+        raise InvalidArgumentError(answer.pop("problem"), job=os.fspath(side.job), **answer)
