@@ -127,7 +127,7 @@ def format_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> st
     """
     cells = [[format_cell(value) for value in row] for row in (columns, *rows)]
     widths = [
-        max(len(row[index]) for row in cells if len(row[index]) <= _MOST_PADDED)
+        max((len(row[index]) for row in cells if len(row[index]) <= _MOST_PADDED), default=0)
         for index in range(len(columns))
     ]
     is_right = [is_numeric([row[index] for row in rows]) for index in range(len(columns))]
