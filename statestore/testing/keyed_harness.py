@@ -61,8 +61,8 @@ class KeyedHarness:
         watermark_ms: Watermark of the last batch; 0 before there is one.
 
     Raises:
-        InvalidArgumentError: As `process`; the function is of no kind, or there is no such time
-            mode.
+        InvalidArgumentError: As `process`; the function is of no kind, `state` is neither a
+            checkpoint nor a savepoint, or there is no such time mode.
 
     What a state is given is checked as in `statestore.keyed`. Spark checks nothing that a
     StatefulProcessor gives; here a value that is not of the column's type is refused, where Spark
@@ -83,6 +83,12 @@ class KeyedHarness:
         if time_mode != "None" and time_mode not in TIMERS:
             raise InvalidArgumentError(
                 "no such time mode", to_fix=f"one of {('None', *TIMERS)}", time_mode=time_mode
+            )
+        if not isinstance(state, StateToBeginWith | None):
+            raise InvalidArgumentError(
+                "not a state to begin with",
+                to_fix="give a Checkpoint, or a Savepoint, not its directory",
+                state=state,
             )
         self._key = (key,) if isinstance(key, str) else tuple(key)
         self._time_mode = time_mode

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from pyspark.errors import PySparkTypeError, PySparkValueError
 from pyspark.sql import Row
@@ -37,6 +37,7 @@ TIMERS = {
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+@runtime_checkable
 class StateToBeginWith(Protocol):
     """A `Checkpoint` or a `Savepoint`."""
 
