@@ -193,7 +193,11 @@ def _engine(error_class: str, kind: str) -> str:
             "INVALID_LOG_VERSION",
         ),
         (
-            "java.lang.IllegalArgumentException: unknown option: key=a. To fix: use b, or remove",
+            "java.lang.IllegalArgumentException: [unknown-option] unknown option: key=a. To fix: b",
+            "unknown-option",
+        ),
+        (
+            "java.lang.IllegalArgumentException: open failed: store=a: too small. To fix: more",
             "invalid-option",
         ),
         ("java.lang.IllegalArgumentException: Wrong FS: s3a://x, expected: file:///", None),

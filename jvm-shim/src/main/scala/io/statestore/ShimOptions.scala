@@ -125,8 +125,8 @@ object ShimOptions {
       val known = keys ++ StateStoreInternals.sqlConfKeys.filter(_.startsWith(Prefix))
       val nearest = known.toSeq.sorted.minBy(editDistance(key, _))
       throw new IllegalArgumentException(
-        s"unknown option: key=$key, nearest=$nearest. To fix: use $nearest, or remove it; " +
-          "docs/configuration.md lists every option")
+        s"[unknown-option] unknown option: key=$key, nearest=$nearest. To fix: use $nearest, or " +
+          "remove it; docs/configuration.md lists every option")
     }
   }
 
@@ -182,7 +182,7 @@ object ShimOptions {
           Some(text).filter(t => choices.isEmpty || choices.contains(t)).map(nodes.textNode)
       }
       parsed.getOrElse(throw new IllegalArgumentException(
-        s"value of an option is out of range: $key=$value. " +
+        s"[invalid-option] value of an option is out of range: $key=$value. " +
           s"To fix: set it to $range, or leave it out for $defaultText"))
     }
 

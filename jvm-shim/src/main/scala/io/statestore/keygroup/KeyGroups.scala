@@ -7,7 +7,7 @@ package io.statestore.keygroup
 final class KeyGroups(val maxParallelism: Int) {
   if (maxParallelism < 1 || maxParallelism > KeyGroups.Largest) {
     throw new IllegalArgumentException(
-      s"max parallelism is out of range: max_parallelism=$maxParallelism. " +
+      s"[invalid-option] max parallelism is out of range: max_parallelism=$maxParallelism. " +
         s"To fix: set it to a whole number from 1 to ${KeyGroups.Largest}")
   }
 

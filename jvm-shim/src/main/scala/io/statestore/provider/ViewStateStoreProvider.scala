@@ -63,7 +63,7 @@ abstract class ViewStateStoreProvider(backend: String)
     val encoding = storeConfs.stateStoreEncodingFormat
     if (encoding != "unsaferow" && encoding != "avro") {
       throw new IllegalArgumentException(
-        "state encoding is not supported: " +
+        "[invalid-option] state encoding is not supported: " +
           s"spark.sql.streaming.stateStore.encodingFormat='$encoding'. " +
           "To fix: set it to 'unsaferow', or to 'avro' where schemas of state variables change")
     }
