@@ -184,7 +184,7 @@ def test_snapshot_reports_keep_stores_from_lagging(
     assert names <= reported.keys()
     assert all(reported[name] > 4 for name in names)
     log = (application_root / "spark.log").read_text()
-    lagging = [line for line in log.splitlines() if "falling behind" in line]
+    lagging = [line for line in log.splitlines() if "state stores falling behind" in line]
     assert not [line for line in lagging if not line.endswith(": 0")]
 
 

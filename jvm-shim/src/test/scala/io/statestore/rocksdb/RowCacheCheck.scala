@@ -237,7 +237,7 @@ object RowCacheCheck {
       shown.foreach { case (ref, bytes) => same("row that was shown", bytesOf(ref), bytes) }
       if (change != null) {
         // The slots that were found are of what it had before.
-        if (cache.all == null && random.nextInt(4) == 0) load()
+        if (cache.all == null && random.nextInt(4) == 0) load(isCut = true)
         (0 until change.length).foreach(apply(overlay, change, _))
         val hadAll = cache.all != null
         cache.write(change)
