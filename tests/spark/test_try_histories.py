@@ -37,6 +37,8 @@ class History:
         self.read: dict[int, int] = {}
         """The file that each batch read."""
         self.states: dict[int, dict[str, tuple[int, int]]] = {0: {}}
+        self.oldest = 1
+        """The version that a trial can begin with at the earliest: a promote keeps its newest."""
 
     @property
     def version(self) -> int:
@@ -84,7 +86,7 @@ class History:
         """Try the same code, or another; then promote or drop it."""
         factor, wanted = self.random.choice([1, 2]), self.random.randint(1, 4)
         first = self.version
-        while first > max(self.version - wanted, 1) and first - 1 in self.read:
+        while first > max(self.version - wanted, self.oldest) and first - 1 in self.read:
             first -= 1
         call = partial(
             upgrade,
@@ -107,7 +109,7 @@ class History:
             with pytest.raises(InvalidArgumentError, match="differs"):
                 trial.promote()
         trial.promote(accept=True)
-        self.factor = factor
+        self.factor, self.oldest = factor, self.version
         for batch in range(first, self.version):
             self.states[batch + 1] = self.after(self.states[batch], batch, factor)
 
