@@ -316,4 +316,4 @@ def _run_side(repeat: trying.Repeat, side: _Side, submit: tuple[str, ...]) -> No
             to_fix="see what it printed; the checkpoint is as it was, and the same call goes on",
         )
     if answer:
-        raise InvalidArgumentError(answer.pop("problem"), job=os.fspath(side.job), **answer)
+        raise InvalidArgumentError(answer.pop("problem"), **{"job": os.fspath(side.job), **answer})

@@ -33,22 +33,22 @@ def test_paths_may_be_relative_or_below_home(
     tmp_path: Path, query: MadeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches an operation that refuses what every shell completes, or makes it elsewhere."""
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("HOME", str(tmp_path))
 
     run("savepoint", "../query", "saved")
     run("restore", "saved", "./again")
     run("branch", "~/query", "fork")
     assert "all is well" in run("verify", "../query/")
-    assert str(tmp_path / "work/saved") in run("list", "~/query", "--savepoints", ".")
-    assert "No savepoint of the query in ../work/fork." in run(
-        "list", "~/query", "--savepoints", "../work/fork"
+    assert str(tmp_path / "here/saved") in run("list", "~/query", "--savepoints", ".")
+    assert "No savepoint of the query in ../here/fork." in run(
+        "list", "~/query", "--savepoints", "../here/fork"
     )
     assert "nothing to repair" in run("repair", "./fork")
 
-    assert read_rows(tmp_path / "work/again") == query.expected()
-    assert read_rows(tmp_path / "work/fork") == query.expected()
+    assert read_rows(tmp_path / "here/again") == query.expected()
+    assert read_rows(tmp_path / "here/fork") == query.expected()
     with Checkpoint("../query").open_store(0, 1) as store:
         assert store.version == 1
     assert "not apart" in run("restore", "saved", "saved/in", exit_code=1)

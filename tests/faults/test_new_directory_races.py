@@ -7,18 +7,7 @@ from statestore.core.errors import FencedError
 from statestore.testing.checkpoints import read_checkpoint
 from tests.checkpoints import OPTIONS, make_query, read_rows, restore
 from tests.damaged import make_small
-from tests.seams import at
-
-
-class Meanwhile:
-    """A report of progress that does something else at its first call."""
-
-    def __init__(self, act):
-        self.act = act
-
-    def __call__(self, _done, _total):
-        act, self.act = self.act, lambda: None
-        act()
+from tests.seams import Meanwhile, at
 
 
 def save(query, target, form, report):

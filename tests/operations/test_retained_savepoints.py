@@ -24,7 +24,7 @@ from statestore.io.memory import MemoryFileIO
 from statestore.operations.new_directory import metadata_fields
 from statestore.testing.fault_io import Fault, FaultFileIO
 from tests.checkpoints import OPTIONS, files_below, make_query, query_of, read_rows, restore
-from tests.seams import at
+from tests.seams import Meanwhile, at
 
 HOUR_MS = 3_600_000
 START_MS = 1_800_000_000_000
@@ -212,17 +212,6 @@ def test_an_empty_directory_goes_when_its_name_is_old(tmp_path):
 
     there = {one.name for one in kept.iterdir()}
     assert there == stays | {result.taken.rpartition("/")[2], "status.json"}
-
-
-class Meanwhile:
-    """A report of progress that does something else at its first call."""
-
-    def __init__(self, act):
-        self.act = act
-
-    def __call__(self, _done, _total):
-        act, self.act = self.act, lambda: None
-        act()
 
 
 def test_a_run_within_another_leaves_both_their_savepoints(tmp_path):
