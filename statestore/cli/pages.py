@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -15,8 +16,9 @@ from statestore.cli.output import (
     storage_option,
 )
 from statestore.core.clock import SystemClock
-from statestore.core.errors import StateStoreError
+from statestore.core.errors import NotFoundError, StateStoreError
 from statestore.core.text import format_count
+from statestore.io.storage import resolve_path, scheme_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -184,17 +186,10 @@ def ui(
       statestore ui /data/one /data/other s3://bucket/third --port 8080
       statestore ui /data/checkpoint --allow-changes
     """  # noqa: D301 (click reads the backspace)
-    from statestore.api.checkpoint import Checkpoint
     from statestore.ui.server import serve
 
-    found = [
-        one
-        for uri in checkpoints
-        for one in checkpoints_below(uri, storage_options)
-        or [Checkpoint(uri, storage_options=storage_options)]
-    ]
     serve(
-        found,
+        [one for uri in checkpoints for one in _to_serve(uri, storage_options)],
         lambda it: it.report(limit=limit, deep=deep, savepoints=savepoints),
         host=host,
         port=port,
@@ -203,3 +198,32 @@ def ui(
         allows_changes=allow_changes,
         storage_options=storage_options,
     )
+
+
+def _to_serve(uri: str, storage_options: dict[str, str]) -> Sequence[Checkpoint]:
+    """Return the checkpoints at or below a directory; without one the directory, with a warning.
+
+    Raises:
+        NotFoundError: The directory does not exist. One of an object store always may.
+    """
+    from statestore.api.checkpoint import Checkpoint
+
+    try:
+        return Checkpoint.find(uri, storage_options=storage_options)
+    except NotFoundError:
+        it = Checkpoint(uri, storage_options=storage_options)
+        if scheme_of(it.uri) == "file" and not Path(resolve_path(it.uri)).exists():
+            raise NotFoundError(
+                "the directory does not exist",
+                kind="checkpoint-not-found",
+                directory=it.uri,
+                to_fix="name the directory that the query has as its checkpointLocation, or one "
+                "above it; for a query that has not begun yet, make the directory first",
+            ) from None
+        click.echo(
+            f"Warning: there is no checkpoint at or below {it.uri}. Its page comes when a query "
+            "begins with it as its checkpointLocation; for those that come below it, start this "
+            "command again.",
+            err=True,
+        )
+        return [it]

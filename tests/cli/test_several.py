@@ -63,6 +63,16 @@ def test_no_checkpoint_is_said(tmp_path, name):
         assert "[checkpoint-not-found]" in result.output
 
 
+def test_a_directory_that_is_not_there_is_not_served(tmp_path):
+    """Catches a server of nothing where a name was mistyped; the right name beside it is none."""
+    make_query(tmp_path / "here", 1)
+
+    result = run("ui", tmp_path / "here", tmp_path / "nowhere")
+
+    assert result.exit_code == 1
+    assert f"the directory does not exist: directory='{tmp_path}/nowhere'" in result.output
+
+
 def test_too_many_directories_are_not_walked(tmp_path, monkeypatch):
     """Catches a walk through a lake of files, and one that is cut off without a word."""
     monkeypatch.setattr(reaching, "_MOST_LISTED", 5)

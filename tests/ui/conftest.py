@@ -17,8 +17,8 @@ def sample(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(sample, tmp_path_factory):
-    """The pages of it, and of one that is not there; no changes are allowed."""
-    with serve(sample, tmp_path_factory.mktemp("none") / "none") as server:
+    """The pages of it, and of a directory without one; no changes are allowed."""
+    with serve(sample, tmp_path_factory.mktemp("none")) as server:
         yield server
 
 

@@ -74,11 +74,15 @@ class Served:
 
 
 @contextmanager
-def serve(*arguments: object) -> Iterator[Served]:
-    """Serve checkpoints for a block."""
+def serve(*arguments: object, stderr: int | None = None) -> Iterator[Served]:
+    """Serve checkpoints for a block; stderr as of a process."""
     command = [sys.executable, "-m", "statestore.cli", "ui", *map(str, arguments)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
     ) as process:
         assert process.stdout is not None
         try:

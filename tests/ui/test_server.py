@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import signal
+import subprocess
 import time
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,7 +18,7 @@ from statestore.core.ids import RandomIds
 from statestore.core.process import find_process
 from statestore.io.local import LocalFileIO
 from statestore.testing.checkpoints import MadeCheckpoint
-from tests.checkpoints import write_checkpoint
+from tests.checkpoints import make_query, write_checkpoint
 from tests.ui.served import lease_of, serve
 
 # ---- who is answered
@@ -136,6 +137,22 @@ class Cells(HTMLParser):
             self.text = None
 
 
+def test_page_of_a_query_that_comes_later(tmp_path):
+    """Catches a server that waits for a checkpoint and does not say so, or never sees it."""
+    with serve(tmp_path, stderr=subprocess.PIPE) as served:
+        warning = served.process.stderr.readline()
+        assert f"no checkpoint at or below {tmp_path}" in warning
+        assert "there is no checkpoint of a streaming query" in served.page("/checkpoints/0")
+
+        make_query(tmp_path, 2)
+
+        for _ in range(40):
+            if "<h2>Operators" in served.page("/checkpoints/0"):
+                break
+            time.sleep(0.25)
+        assert "<h2>Operators" in served.page("/checkpoints/0")
+
+
 def test_what_is_told_follows_the_query(changing, made):
     """Catches a page that stands still, and one that reads all state to follow."""
     assert changing.live()["told"]["state"] == "stopped"
@@ -220,6 +237,7 @@ def test_text_of_users_stays_text(tmp_path, seed):
     ids = RandomIds().new_id()
     lease = Lease(LocalFileIO(), f"{root}/state", ids, holder, 10_000, SystemClock())
     lease.take(QueryProgress(name))
+    (tmp_path / "<b>none</b>").mkdir(parents=True)
     with serve(root, tmp_path / "<b>none</b>") as server:
         for path in ("/", "/part", "/checkpoints/0", "/checkpoints/0/part"):
             page = server.page(path).replace("<script>\n", "")
