@@ -13,14 +13,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def format_bytes(num_bytes: int) -> str:
+class Quantity(str):
+    """Text of a number with its unit, which a column aligns as a number."""
+
+    __slots__ = ()
+
+
+def format_bytes(num_bytes: int) -> Quantity:
     """Return a number of bytes for people: `12.3 MB`."""
     value, unit = float(num_bytes), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if value < 1000:
             break
         value, unit = value / 1000, larger
-    return f"{num_bytes} B" if unit == "B" else f"{value:.1f} {unit}"
+    return Quantity(f"{num_bytes} B" if unit == "B" else f"{value:.1f} {unit}")
 
 
 def format_count(number: int, noun: str, plural: str | None = None) -> str:
@@ -38,14 +44,14 @@ def format_time(epoch_ms: int) -> str:
     return to_time(epoch_ms).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def format_duration(ms: float) -> str:
+def format_duration(ms: float) -> Quantity:
     """Return a time span for people, in two units at most: `350 ms`, `4.1 s`, `2 h 5 min`."""
     if ms < 0:
-        return f"-{format_duration(-ms)}"
+        return Quantity(f"-{format_duration(-ms)}")
     if ms < 1000:
-        return f"{ms:.0f} ms"
+        return Quantity(f"{ms:.0f} ms")
     if ms < 59_950:
-        return f"{ms / 1000:.1f} s"
+        return Quantity(f"{ms / 1000:.1f} s")
     left = round(ms / 1000)
     units = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}
     parts = []
@@ -53,7 +59,9 @@ def format_duration(ms: float) -> str:
         number, left = divmod(left, seconds)
         parts.append((number, unit))
     first = next(at for at, (number, _) in enumerate(parts) if number)
-    return " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number)
+    return Quantity(
+        " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number)
+    )
 
 
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -101,19 +109,14 @@ def _plain(value: Any) -> Any:
     return value.hex() if isinstance(value, bytes) else value
 
 
-_QUANTITY = re.compile(r"-?[\d.]+ (?:[kMGT]?B|ms|s|min|h|d)(?: \d+ (?:h|min|s))?")
-
-
 def is_numeric(values: Sequence[object]) -> bool:
     """Return whether a column is to be aligned to the right.
 
-    It has numbers only, also as `format_bytes` and `format_duration` write them; some may lack.
+    It has numbers and quantities only; some may lack.
     """
     found = [value for value in values if value is not None]
     return bool(found) and all(
-        isinstance(value, int | float | Decimal)
-        or (isinstance(value, str) and _QUANTITY.fullmatch(value) is not None)
-        for value in found
+        isinstance(value, int | float | Decimal | Quantity) for value in found
     )
 
 
