@@ -83,7 +83,7 @@ def test_what_differs_is_shown_as_text_json_and_page(
 ) -> None:
     """Catches a difference that only one form of the report has, and rows taken for HTML."""
     _, trial = made
-    same = Compared("batch 1", is_same=True, num_rows=41)
+    same = Compared("batch 1", is_same=True, num_old=41, num_new=41)
     write(trial, compared=(same, DIFFERENT), ignored=("m", "value.m"))
 
     text, fields = str(trial), trial.result.fields()
@@ -91,7 +91,7 @@ def test_what_differs_is_shown_as_text_json_and_page(
     page = (tmp_path / "page.html").read_text()
 
     assert "the new code differs" in text
-    assert re.search(r"batch 1 +equal +41 ", text)
+    assert re.search(r"batch 1 +equal +41 +41 ", text)
     assert re.search(r"ignored +m, value.m\n", text)
     assert '{"change": "removed", "old": {"k": "<b>", "n": 1}}' in text
     assert "and 30 more" in text

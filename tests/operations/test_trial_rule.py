@@ -13,7 +13,7 @@ from statestore import Checkpoint
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.trial.rule import Rule, compare_rows, compare_state
-from tests.checkpoints import contents, write_checkpoint
+from tests.checkpoints import DEFAULT, contents, write_checkpoint
 from tests.seams import place_of
 
 SCHEMA = pa.schema(
@@ -72,6 +72,7 @@ def test_rows_differ_as_counters_do(tmp_path):
         removed, added = counted[0] - counted[1], counted[1] - counted[0]
         assert (found.removed, found.added) == (removed.total(), added.total())
         assert found.is_same == (counted[0] == counted[1])
+        assert (found.num_old, found.num_new) == (len(old), len(new))
         assert len(found.rows) == min(4, removed.total() + added.total())
         for row in found.rows if names else ():
             side, among = ("old", removed) if row["change"] == "removed" else ("new", added)
@@ -167,3 +168,24 @@ def test_state_differs_as_dicts_do(tmp_path):
             both = before.keys() & after.keys()
             assert one.changed == sum(chosen(before[key]) != chosen(after[key]) for key in both)
             assert one.is_same == (one.num_different == 0)
+            assert (one.num_old, one.num_new) == (None, None)  # a trailer counts both together
+
+
+def test_rows_of_state_are_counted(tmp_path):
+    """Catches an `equal` of state that nobody knows the size of, and a count of the wrong side."""
+    random = Random()
+    sizes = (random.randrange(40), random.randrange(40))
+    paths = [
+        write_checkpoint(
+            tmp_path / name,
+            [{"default": {("a", number): (number, "x") for number in range(size)}}],
+            families=(DEFAULT,),
+        )
+        for name, size in zip(("old", "new"), sizes, strict=True)
+    ]
+
+    with open_checkpoint(place_of(paths[0])) as old, open_checkpoint(place_of(paths[1])) as new:
+        (found,) = compare_state(old, 1, new, Rule())
+
+    assert (found.num_old, found.num_new) == sizes
+    assert found.num_different == abs(sizes[0] - sizes[1])

@@ -187,7 +187,7 @@ def test_one_more_aggregate_begins_with_state_that_is_transformed(tried: Tried) 
     )
     assert trial.is_same, str(trial)
     assert trial.result.ignored == ("largest", "value.max")
-    assert [one.num_rows for one in trial.result.compared] == [3, 3, None]
+    assert [(one.num_old, one.num_new) for one in trial.result.compared] == [(3, 3)] * 3
     trial.promote()
     tried.run(*files(6, 1))
     assert tried.state == expected(7)

@@ -65,8 +65,8 @@ class Compared:
             those that are ignored.
         rows: Some of those that differ, as JSON: `change`, of state `key`, `old`, `new`.
         why: Why it could not be compared, in words; empty where it was.
-        num_rows: How many rows the old code made of a batch; null of state, or where they are not
-            known.
+        num_old, num_new: How many rows each code made of a batch, or has in its state; null where
+            it was not compared, or where only reading all rows of state would tell.
     """
 
     of: str
@@ -77,7 +77,8 @@ class Compared:
     columns: tuple[str, ...] = ()
     rows: tuple[dict[str, Any], ...] = ()
     why: str = ""
-    num_rows: int | None = None
+    num_old: int | None = None
+    num_new: int | None = None
 
     @property
     def result(self) -> str:

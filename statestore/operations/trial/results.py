@@ -83,10 +83,10 @@ class TrialReport:
     @property
     def table(self) -> tuple[list[str], list[list[object]]]:
         """The comparisons: names of columns, and rows."""
-        columns = ["compared", "result", "old rows", "only old", "only new", "changed"]
+        columns = ["compared", "result", "old rows", "new rows", "only old", "only new", "changed"]
         return columns, [
             [
-                *(one.of, one.result, one.num_rows),
+                *(one.of, one.result, one.num_old, one.num_new),
                 *([None] * 3 if one.why else [one.removed, one.added, one.changed]),
             ]
             for one in self.compared

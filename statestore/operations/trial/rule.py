@@ -12,11 +12,12 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from statestore.codec.joined_trailers import add_counts
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.operations.database import open_database
 from statestore.operations.reading.diff import diff_batches
@@ -129,9 +130,9 @@ def compare_rows(of: str, old: Sequence[str], new: Sequence[str], rule: Rule) ->
                 table: pa.Table = rows.to_arrow_table()
                 return table.rename_columns(names) if names else table
 
-            removed, added, num_rows = (
+            removed, added, num_old, num_new = (
                 connection.execute(f"FROM {name} SELECT count(*)").fetchall()[0][0]
-                for name in ("removed", "added", "old")
+                for name in ("removed", "added", "old", "new")
             )
             is_same = not columns and not removed and not added
             if not is_same and not columns:
@@ -150,7 +151,8 @@ def compare_rows(of: str, old: Sequence[str], new: Sequence[str], rule: Rule) ->
         added=added,
         columns=columns,
         rows=tuple(shown),
-        num_rows=num_rows,
+        num_old=num_old,
+        num_new=num_new,
     )
 
 
@@ -193,8 +195,8 @@ def compare_state(
         NotFoundError, CorruptionError, IncompatibleError, FencedError, StorageError: As
             `diff_batches`.
     """
-    named = [_addresses(old, version), _addresses(new, version)]
-    for address in dict.fromkeys([*named[0], *named[1]]):
+    named = [_num_rows(old, version), _num_rows(new, version)]
+    for address in named[0] | named[1]:
         of = f"state {address}"
         if not all(address in each for each in named):
             which = "old" if address in named[0] else "new"
@@ -203,18 +205,26 @@ def compare_state(
         try:
             sides = rows_of_both(old, new, address, (version, version))
             batches = diff_batches(*sides, old.scratch_directory)
-            yield _compare_state(of, batches, rule)
+            compared = _compare_state(of, batches, rule)
+            num_old, num_new = (each[address] for each in named)
+            yield replace(compared, num_old=num_old, num_new=num_new)
         except IncompatibleError as error:
             yield Compared(of, is_same=False, why=error.problem)
 
 
-def _addresses(checkpoint: OpenCheckpoint, version: int) -> list[str]:
-    return [
-        family.address
+def _num_rows(checkpoint: OpenCheckpoint, version: int) -> dict[str, int | None]:
+    """Return the addresses of a version, with the number of their rows where trailers tell it.
+
+    A store has one number, of the rows that are not Spark's own.
+    """
+    return {
+        family.address: add_counts(store.num_keys.values())
+        if [one for one in store.column_families if not one.internal] == [family]
+        else None
         for store in describe(checkpoint, version=version)
         for family in store.column_families
         if family.address is not None
-    ]
+    }
 
 
 def _compare_state(of: str, batches: Iterable[pa.RecordBatch], rule: Rule) -> Compared:
