@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
@@ -14,7 +15,10 @@ RETAIN_KEY = "spark.sql.streaming.minBatchesToRetain"
 _RETAIN_FIELD = "min_versions_to_retain"
 _EMPTY = '""'  # no text, as a user writes it: a word would be taken for a value
 
-OptionType = Literal["int", "long", "float", "boolean", "string"]
+_URL = re.compile(r"(https?://[^\s/]+(/\S*)?)?")
+
+OptionType = Literal["int", "long", "float", "boolean", "string", "url"]
+"""Of `url` are the URL of a server, by HTTP or HTTPS, and no text."""
 OptionValue = int | float | bool | str
 
 
@@ -79,6 +83,8 @@ class Option:
                 return int(text)
         except (ValueError, KeyError):
             raise self._refusal(value) from None
+        if self.type == "url" and not _URL.fullmatch(text):
+            raise self._refusal(value)
         return text
 
     def _refusal(self, value: object) -> InvalidArgumentError:
@@ -98,6 +104,8 @@ class Option:
             return "true or false"
         if self.type == "string":
             return "any text"
+        if self.type == "url":
+            return "http://HOST:PORT or https://HOST:PORT"
         kind = "a number" if self.type == "float" else "a whole number"
         if self.maximum is not None:
             return f"{kind} from {self.minimum} to {self.maximum}"
@@ -201,7 +209,7 @@ TABLE: tuple[Option, ...] = (
         "as it needs.",
     ),
     Option(
-        "engine.otlpEndpoint", "engine_otlp_endpoint", "string", "", scope="engine",
+        "engine.otlpEndpoint", "engine_otlp_endpoint", "url", "", scope="engine",
         doc="Address of a collector, for example http://collector:4318, to which engines push "
         "their metrics and a trace of each commit by OTLP over HTTP. Their Python needs the extra "
         "otel. The first query of the process sets it; empty pushes nothing.",
@@ -251,7 +259,7 @@ TABLE: tuple[Option, ...] = (
         doc="Region of the buckets; empty takes the AWS chain's.",
     ),
     Option(
-        "s3.endpoint", "s3_endpoint", "string", "", scope="engine",
+        "s3.endpoint", "s3_endpoint", "url", "", scope="engine",
         doc="URL of an S3 server other than AWS's own.",
     ),
     Option(

@@ -37,6 +37,11 @@ def test_unknown_key_is_refused_with_the_nearest_name():
         ("snapshot.replayRatio", "nan"),
         ("overlay.maxBytes", "-2"),
         ("orphan.ageMs", "-1"),
+        ("engine.otlpEndpoint", "collector:4318"),
+        ("engine.otlpEndpoint", "http://"),
+        ("engine.otlpEndpoint", "grpc://collector:4317"),
+        ("s3.endpoint", "s3://bucket"),
+        ("s3.endpoint", "http://two words"),
     ],
 )
 def test_value_out_of_range_is_refused_by_key_and_value(key, value):
@@ -54,6 +59,15 @@ def test_fix_of_a_choice_that_may_be_empty_is_no_word_that_is_refused():
         StateStoreOptions.from_spark_conf({"s3.sse": "empty"})
 
     assert StateStoreOptions.from_spark_conf({"s3.sse": ""}).s3_sse == ""
+
+
+def test_url_is_taken_as_it_is_written():
+    """Catches a check of URLs that refuses a path, IPv6, or none; and a fix that is refused."""
+    key = "engine.otlpEndpoint"
+    for url in ("", "http://[::1]:4318/", "https://collector.example/otlp", "http://c:1"):
+        assert StateStoreOptions.from_spark_conf({key: url}).engine_otlp_endpoint == url
+    with pytest.raises(InvalidArgumentError, match=r"set it to http://HOST:PORT or https://HOST"):
+        StateStoreOptions.from_spark_conf({key: "collector:4318"})
 
 
 def test_options_of_a_call_are_read_by_field_name():

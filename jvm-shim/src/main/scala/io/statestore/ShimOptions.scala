@@ -63,6 +63,8 @@ object ShimOptions {
   private val RowCachesPerHeap = 8L
   private val OverlaysPerHeap = 4L
 
+  private val Url = "(https?://[^\\s/]+(/\\S*)?)?".r
+
   private val log = LoggerFactory.getLogger(classOf[ShimOptions])
   private val warned = ConcurrentHashMap.newKeySet[String]()
 
@@ -178,6 +180,7 @@ object ShimOptions {
           text.toDoubleOption.filter(d => d.isFinite && inRange(d)).map(nodes.numberNode(_))
         case "int" => text.toIntOption.filter(i => inRange(i)).map(nodes.numberNode(_))
         case "long" => text.toLongOption.filter(l => inRange(l)).map(nodes.numberNode(_))
+        case "url" => Some(text).filter(Url.matches).map(nodes.textNode)
         case _ =>
           Some(text).filter(t => choices.isEmpty || choices.contains(t)).map(nodes.textNode)
       }
@@ -199,6 +202,7 @@ object ShimOptions {
         choices.map(orEmpty).mkString(" or ")
       case "boolean" => "true or false"
       case "string" => "any text"
+      case "url" => "http://HOST:PORT or https://HOST:PORT"
       case _ =>
         val number = if (kind == "float") "a number" else "a whole number"
         (minimum, maximum) match {
