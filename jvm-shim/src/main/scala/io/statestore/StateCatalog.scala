@@ -143,8 +143,9 @@ final class StateCatalog extends TableCatalog {
         s"given=${(givenName +: namespace).mkString(".")}. To fix: write " +
         s"$givenName.`PATH`.TABLE, or $givenName.`PATH`.$Metadata.TABLE")
 
+  // Not of the others' type, which Spark wraps for ALTER TABLE into one that PySpark does not know.
   private def readOnly(table: Identifier): Throwable =
-    refused(
+    new UnsupportedOperationException(
       s"[invalid-argument] state is read here, and not changed: table=${table.name}. To fix: " +
         "use `statestore edit`, `transform` or `forget`, which show their plan")
 }
