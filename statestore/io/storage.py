@@ -44,8 +44,17 @@ def absolute_uri(uri: str) -> str:
     Args:
         uri: A path, also below the working directory or, with `~`, a home directory; or a URI. A
             slash at its end says nothing.
+
+    Raises:
+        InvalidArgumentError: It is empty.
     """
-    if not uri or uri.startswith("file:") or scheme_of(uri) != "file":
+    if not uri:
+        raise InvalidArgumentError(
+            "no directory is named",
+            uri=uri,
+            to_fix="give a path or a URI; on a command line, see that the shell's variable is set",
+        )
+    if uri.startswith("file:") or scheme_of(uri) != "file":
         stripped = uri.rstrip("/")
         return uri if stripped.endswith(":") else stripped
     return os.path.abspath(os.path.expanduser(uri))

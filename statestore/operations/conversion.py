@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -168,8 +169,8 @@ def decide_convert(checkpoint: OpenCheckpoint, new: Place, to: str) -> Convert[A
         raise InvalidArgumentError(
             "a checkpoint is converted to Spark's own providers only",
             to=to,
-            to_fix=f"make the new checkpoint with `statestore restore {checkpoint.uri} {new.uri} "
-            f"--backend {to}`"
+            to_fix="make the new checkpoint with `statestore restore "
+            f"{shlex.quote(checkpoint.uri)} {shlex.quote(new.uri)} --backend {to}`"
             if restored
             else f"use one of {', '.join(SPARK_PROVIDERS)}",
         )

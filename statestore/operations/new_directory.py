@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
+import shlex
 import shutil
 import tempfile
 import uuid
@@ -227,8 +228,8 @@ def check_of_query(io: FileIO, directory: str, uri: str) -> None:
         raise InvalidArgumentError(
             "the directory is a savepoint, not the checkpoint of a query",
             directory=uri,
-            to_fix=f"restore it first, with `statestore restore {uri} CHECKPOINT`, and name "
-            "that checkpoint",
+            to_fix=f"restore it first, with `statestore restore {shlex.quote(uri)} CHECKPOINT`, "
+            "and name that checkpoint",
         )
 
 

@@ -54,7 +54,7 @@ def _damage(facts: Facts) -> Iterator[Advice]:
             f"Version {facts.newest_version}, the newest, cannot be read: "
             f"{format_count(len(unreadable), 'finding')}. {_where(unreadable)} "
             "The command shows which batches would run again.",
-            f"statestore repair {facts.uri}",
+            f"statestore repair {shlex.quote(facts.uri)}",
         )
     elif facts.findings:
         yield Advice(
@@ -63,7 +63,7 @@ def _damage(facts: Facts) -> Iterator[Advice]:
             f"Version {facts.newest_version} has {format_count(len(facts.findings), 'finding')}, "
             f"and every row can be read all the same. {_where(facts.findings)} "
             "A new snapshot takes their place in time.",
-            f"statestore verify {facts.uri} --deep",
+            f"statestore verify {shlex.quote(facts.uri)} --deep",
         )
 
 
@@ -93,7 +93,7 @@ def _sizes(facts: Facts) -> Iterator[Advice]:
                     f"The largest state partition of {store.title} has {max(rows):,} rows and "
                     f"{max(bytes_):,} bytes. A restart waits for it to be restored. "
                     "More state partitions are smaller ones.",
-                    f"statestore rescale {facts.uri} --num-partitions {more}",
+                    f"statestore rescale {shlex.quote(facts.uri)} --num-partitions {more}",
                 )
         elif store.num_rows is not None and store.num_partitions >= 8 and max(rows) < SMALL_ROWS:
             fewer = store.num_partitions
@@ -106,7 +106,7 @@ def _sizes(facts: Facts) -> Iterator[Advice]:
                     f"The {store.title} has {store.num_rows:,} rows in {store.num_partitions:,} "
                     "state partitions. Each of them costs a task and a commit in every batch, "
                     "whatever it holds.",
-                    f"statestore rescale {facts.uri} --num-partitions {fewer}",
+                    f"statestore rescale {shlex.quote(facts.uri)} --num-partitions {fewer}",
                 )
                 return
 
@@ -139,7 +139,8 @@ def _skew(facts: Facts) -> Iterator[Advice]:
                 f"{seen} Most of them are in one class of key groups, which stays together: no "
                 "number of state partitions spreads it. Look at the keys, and put something that "
                 "varies into the grouping key.",
-                f"statestore inspect {facts.uri} --rows {_address(store)} --key-groups",
+                f"statestore inspect {shlex.quote(facts.uri)} --rows {_address(store)} "
+                "--key-groups",
             )
         elif (more := _times(store, 2)) is not None:
             # By their class, rows of a state partition go to one of two new ones.
@@ -148,7 +149,7 @@ def _skew(facts: Facts) -> Iterator[Advice]:
                 "skew",
                 "advice",
                 f"{seen} With {more} state partitions the largest would have {largest:,} rows.",
-                f"statestore rescale {facts.uri} --num-partitions {more}",
+                f"statestore rescale {shlex.quote(facts.uri)} --num-partitions {more}",
             )
 
 
@@ -180,7 +181,7 @@ def _retention(facts: Facts) -> Iterator[Advice]:
             f"{facts.stored_bytes:,} bytes are kept for {newest.full_bytes:,} bytes of state. "
             "spark.sql.streaming.minBatchesToRetain says how many versions stay; the command shows "
             "what would go now.",
-            f"statestore expire {facts.uri} --keep 10",
+            f"statestore expire {shlex.quote(facts.uri)} --keep 10",
         )
 
 

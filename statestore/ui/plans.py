@@ -154,12 +154,17 @@ def _read(checkpoint: Checkpoint, fields: Mapping[str, Any]) -> _Plan:
             )
         case "rescale":
             text = _text(fields, "num_partitions")
-            number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+            if not (text.isascii() and text.isdigit() and len(text) < 10):
+                raise InvalidArgumentError(
+                    "this is no number of state partitions",
+                    num_partitions=text,
+                    to_fix="write a whole number, such as 8",
+                )
             return _Plan(
                 checkpoint,
                 operation,
                 ("--num-partitions", text, "--yes"),
-                lambda dry: checkpoint.rescale(number, dry_run=dry),
+                lambda dry: checkpoint.rescale(int(text), dry_run=dry),
             )
         case "repair":
             return _Plan(

@@ -316,7 +316,7 @@ def serve(
             host=host,
             port=port,
             reason=error.strerror or str(error),
-            to_fix="name another port, or 0 for any that is free",
+            to_fix="name an address of this machine, and a port that is free; --port 0 is any",
         ) from error
     with listening:
         shown = f"[{host}]" if ":" in host else host

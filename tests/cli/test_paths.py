@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,26 @@ def test_a_slash_at_the_end_says_nothing(query: MadeCheckpoint, form: str) -> No
     assert "below" not in listed
     assert run("verify", named) == run("verify", query.path)
     assert Checkpoint(named).uri == form.format(query.path).rstrip("/")
+
+
+@pytest.mark.parametrize("command", ["list", "verify", "ui", "savepoint"])
+def test_a_name_that_is_empty_is_said(tmp_path: Path, command: str) -> None:
+    """Catches a variable of the shell that is not set, and a message that speaks of paths."""
+    more = [tmp_path / "new"] if command == "savepoint" else []
+
+    assert "no directory is named: uri=''" in run(command, "", *more, exit_code=1)
+
+
+def test_a_command_that_is_told_can_be_pasted(tmp_path: Path) -> None:
+    """Catches a space in a path that makes two arguments of one."""
+    query = query_of(tmp_path / "Prüf ung", num_partitions=2)
+    query.run_batch({"key": "value"})
+    saved = tmp_path / "Prüf ung 2"
+    run("savepoint", query.path, saved)
+
+    told = run("repair", saved, exit_code=1)
+
+    assert shlex.split(told.split("`")[1])[:3] == ["statestore", "restore", str(saved)]
 
 
 def test_tables_in_a_pipe_have_a_line_for_each_row(tmp_path: Path) -> None:

@@ -131,6 +131,12 @@ def test_large_state_partitions_are_divided():
     assert told(even(4, 6_000_000, backend="heap")) == []
 
 
+def test_advice_can_be_pasted():
+    """Catches a space in a path that makes two arguments of one."""
+    ((_, command),) = told(even(4, 6_000_000, uri="/my ck"))
+    assert command == "statestore rescale '/my ck' --num-partitions 8"
+
+
 def test_small_state_partitions_are_put_together_until_they_are_not_small():
     """Catches advice to go from too many to too few."""
     assert told(even(64, 500)) == [

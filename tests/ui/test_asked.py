@@ -176,6 +176,7 @@ def test_a_form_that_asks_for_nothing_is_refused(served, fields):
     """Catches a field that becomes something else."""
     status, found = served.ask("plan", **fields)
     assert (status, "To fix:" in found["problem"]) == (400, True)
+    assert fields.get("num_partitions", "") in found["problem"]
 
 
 def test_what_was_planned_is_done_once(changing, made, tmp_path):
