@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,7 +18,7 @@ from statestore.cli.output import (
 from statestore.core.providers import SUCCESSORS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from statestore.operations.conversion import Convert
 
 
 class _ProviderOfSpark(click.Choice[str]):
@@ -76,12 +76,13 @@ def convert(
     it = Checkpoint(checkpoint, storage_options=storage_options)
     with progress_bar("convert", output=output) as progress:
         result = it.convert(new, to, session_conf=conf, dry_run=dry_run, progress=progress)
-    print_result(result, output=output, done=_done(result.rows or {}, checkpoint, new))
+    print_result(result, output=output, done=_done(result))
 
 
-def _done(rows: Mapping[tuple[int, str], int], checkpoint: str, new: str) -> str:
-    """Return what is said of a conversion that was done."""
+def _done(result: Convert[Any]) -> str:
+    """Return what is said of a conversion that was done; the paths hold in a query, too."""
+    num_rows = sum((result.rows or {}).values())
     return (
-        f"{sum(rows.values()):,} rows of {checkpoint} are in {new}.\n"
-        f"Start the query with checkpointLocation {new}."
+        f"{num_rows:,} rows of {result.checkpoint} are in {result.new}.\n"
+        f"Start the query with checkpointLocation {result.new}."
     )
