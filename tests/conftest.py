@@ -1,11 +1,11 @@
 """Settings shared by every lane: of every JVM, and of hypothesis, chosen by HYPOTHESIS_PROFILE."""
 
 import os
-from collections import defaultdict
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.cases_of_ci import leave_most_to_test_all
 from tests.class_archive import archive_options
 from tests.s3_server import S3Server
 from tests.seaweed import IS_CHOSEN, KEY, Seaweed
@@ -27,21 +27,8 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", archive_options("submit"))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Leave most cases of `few` to the long lane, and begin with the longest tests.
-
-    So two processes end at about the same time.
-    """
-    cases = defaultdict(list)
-    for item in items:
-        if item.get_closest_marker("few") and not item.get_closest_marker("extended"):
-            cases[item.nodeid.partition("[")[0]].append(item)
-    for of_a_test in cases.values():
-        of_a_test.sort(key=lambda item: item.nodeid)
-        (count,) = of_a_test[0].get_closest_marker("few").args
-        kept = {round(n * (len(of_a_test) - 1) / max(1, count - 1)) for n in range(count)}
-        for number, item in enumerate(of_a_test):
-            if number not in kept:
-                item.add_marker(pytest.mark.extended)
+    """Begin with the longest tests: so two processes end at about the same time."""
+    leave_most_to_test_all(items)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

@@ -35,7 +35,7 @@ NAMES = [f"{backend}-{form}" for backend, form in ALL]
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("backend", "form"), ALL, ids=NAMES)
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 def test_damage_is_a_named_error_or_changes_no_row_when_it_is_random(
     tmp_path, backend, form, capsys
 ):

@@ -20,6 +20,7 @@ from statestore.core.errors import StateStoreError
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.savepoint.savepoint import open_savepoint
+from tests.cases_of_ci import IS_LONG
 from tests.checkpoints import OPTIONS, files_below
 from tests.faults.steps import Killer, processes
 from tests.made_joins import small_join
@@ -94,6 +95,8 @@ ONE_MORE = (
     "restore-checkpoint",
 )
 """Copies that go the way of another, with other rows: each way is in the short lane."""
+EVERY = 1 if IS_LONG else 3
+"""Each so many changes a copy is killed; the copies begin at different ones."""
 
 
 def run(name, root, make_io):
@@ -190,7 +193,7 @@ def test_copy_that_is_killed_leaves_either_side_whole(tmp_path, name):
     assert any(expected.values())
 
     is_whole = is_savepoint if copying.makes_savepoint else is_checkpoint
-    for step in count():
+    for step in count(list(COPIES).index(name) % EVERY, EVERY):
         shutil.rmtree(root)
         shutil.copytree(original, root)
         if not is_killed(name, root, step):

@@ -53,6 +53,7 @@ def expected(batches: list[dict[Any, Any]], family: str) -> Counter[Any]:
 
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
+@pytest.mark.each_once
 def test_changes_are_those_of_the_batches(
     tmp_path: Path, backend: str, checkpoint_format: int
 ) -> None:

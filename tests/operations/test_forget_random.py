@@ -243,6 +243,7 @@ def has_bytes(directory: Path, needle: bytes, scratch: Path) -> list[str]:
         ),
     ],
 )
+@pytest.mark.each_once
 def test_random_keys_are_forgotten_and_nothing_else(
     tmp_path: Path, kind: str, backend: str
 ) -> None:

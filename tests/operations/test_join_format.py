@@ -153,7 +153,7 @@ def rows_in_format_4(checkpoint: Checkpoint, side: str, *, is_drawn: bool) -> Co
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(12), *(pytest.param(n, marks=pytest.mark.extended) for n in range(12, 400))]
+    "seed", [*range(8), *(pytest.param(n, marks=pytest.mark.extended) for n in range(8, 400))]
 )
 def test_every_row_has_its_key_and_time(tmp_path: Path, seed: int) -> None:
     """Catches a row that is lost, changed, or found under another key or time."""

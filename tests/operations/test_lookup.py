@@ -87,7 +87,7 @@ def _text(rows: list[dict[str, Any]]) -> list[str]:
 
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
 @pytest.mark.parametrize("kind", [kind for kind in LEAVES if "year" not in kind and kind != "void"])
-@pytest.mark.few(10)
+@pytest.mark.few(6)
 def test_a_look_up_finds_what_a_filter_of_all_rows_does(
     tmp_path: Path, backend: str, kind: str
 ) -> None:

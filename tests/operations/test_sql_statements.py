@@ -108,7 +108,7 @@ def statement(random: Random, table: pa.Table) -> str:
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 def test_rows_are_those_of_the_same_sql_over_plain_tables(tmp_path: Path, seed: int) -> None:
     """Catches a filter that is handed down and means something else, a column that is another."""
     random = Random(seed)

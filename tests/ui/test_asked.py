@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from statestore import Checkpoint
-from statestore.core.errors import InvalidArgumentError
+from statestore.core.errors import InvalidArgumentError, StateStoreError
 from statestore.testing.checkpoints import MadeCheckpoint
 from statestore.ui import asked
+from statestore.ui.answers import run_sql
 from tests.spark.processes import descendants
 from tests.ui.served import lease_of, serve
 
@@ -37,7 +38,7 @@ def test_sql_is_that_of_the_checkpoint(served, sample):
     assert json.loads(served.page("/checkpoints/0/tables")) == {"tables": ['"state"']}
 
 
-@pytest.mark.parametrize(
+FROM_OUTSIDE = pytest.mark.parametrize(
     "sql",
     [
         "SELECT * FROM read_csv('{file}')", "SELECT * FROM '{file}'", "FROM '{file}'",
@@ -53,14 +54,35 @@ def test_sql_is_that_of_the_checkpoint(served, sample):
         "SELECT * FROM state WHERE key.shop IN (SELECT content FROM read_text('{file}'))",
     ],
 )  # fmt: skip
-def test_sql_reaches_nothing_outside(served, tmp_path, sql):
-    """Catches SQL of a page that reads or writes a file, the network or the environment."""
-    secret = tmp_path / "secret.csv"
-    secret.write_text("word\nnobody-knows-this\n")
+
+
+@pytest.fixture
+def secret(tmp_path):
+    """A file that no SQL may read, and the only one of its directory."""
+    path = tmp_path / "secret.csv"
+    path.write_text("word\nnobody-knows-this\n")
+    yield path
+    assert os.listdir(tmp_path) == ["secret.csv"]  # noqa: PTH208
+
+
+@FROM_OUTSIDE
+@pytest.mark.few(4)
+def test_sql_of_a_page_reaches_nothing_outside(served, secret, sql):
+    """Catches a page that runs SQL in another way than the next test does."""
     status, found = served.ask("sql", sql=sql.format(file=secret))
     assert status == 400, found
     assert "nobody-knows-this" not in str(found)
-    assert os.listdir(tmp_path) == ["secret.csv"]  # noqa: PTH208
+
+
+@FROM_OUTSIDE
+def test_sql_reaches_nothing_outside(sample, secret, sql):
+    """Catches SQL that reads or writes a file, the network or the environment.
+
+    It is run as the process of a question does, without starting one.
+    """
+    with pytest.raises(StateStoreError) as raised:
+        run_sql(Checkpoint(sample), sql=sql.format(file=secret))
+    assert "nobody-knows-this" not in str(raised.value)
 
 
 def test_sql_is_bounded(served):
