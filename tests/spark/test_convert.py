@@ -211,6 +211,7 @@ FAULTS = {
 
 @pytest.mark.needs("store-calls")
 @pytest.mark.parametrize("provider", ["filesystem", "rocksdb"])
+@pytest.mark.few(1)
 def test_conversion_fails_when_the_target_keeps_other_rows(
     make_lane: MakeLane, monkeypatch: pytest.MonkeyPatch, provider: str
 ) -> None:

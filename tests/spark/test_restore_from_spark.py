@@ -186,7 +186,7 @@ def test_query_goes_on_with_the_rows_that_spark_reads(
 
 
 @pytest.mark.needs("reader-of-ids")
-@pytest.mark.parametrize("number", [NUM_PARTITIONS, 4])
+@pytest.mark.parametrize("number", [pytest.param(NUM_PARTITIONS, marks=EXTENDED), 4])
 def test_query_goes_on_when_the_checkpoint_format_is_2(make_lane: MakeLane, number: int) -> None:
     """Catches checkpoint IDs of no state partition, and a planned batch that is lost."""
     query = in_runs(JOIN, 2, 2)

@@ -140,7 +140,7 @@ def _of_spark(lane: Lane, batch: int, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(("query", "provider", "conf"), KEYED)
-@pytest.mark.few(7)
+@pytest.mark.few(5)
 def test_rows_are_what_spark_reads(
     run: RunOnce, query: Query, provider: str, conf: dict[str, str]
 ) -> None:
@@ -170,7 +170,7 @@ def _variables(lane: Lane) -> dict[str, tuple[dict[str, str], Callable[[Any], An
 
 
 @pytest.mark.parametrize(("query", "conf"), VARIABLES)
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 def test_variables_are_what_spark_reads(run: RunOnce, query: Query, conf: dict[str, str]) -> None:
     """Catches a column family taken for another one, and lists whose values run together."""
     lane = run(query, ROCKSDB, conf)

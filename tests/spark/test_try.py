@@ -78,6 +78,7 @@ def test_planted_bug_is_refused_with_the_rows_that_differ(tried: Tried, tmp_path
     del old
 
 
+@pytest.mark.few(1)
 def test_same_result_by_other_code_is_promoted_and_goes_on(tried: Tried) -> None:
     """Catches a row that is counted twice or lost by the change, and an old that is lost."""
     trial = upgrade(tried.checkpoint, tried.job(counted_otherwise), batches=3)
@@ -108,6 +109,7 @@ def test_supervised_query_is_tried_and_not_restarted(tried: Tried) -> None:
     assert trial.result.first_version == 5
 
 
+@pytest.mark.few(1)
 def test_query_that_ran_on_is_caught_up_before_it_is_promoted(tried: Tried) -> None:
     """Catches a promote that takes batches back which the sink has."""
     script = tried.job(counted)
