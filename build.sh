@@ -154,7 +154,7 @@ use_memory_for_scratch() {
 }
 
 # Tests without Spark also wait, for processes that start, for files on the disk and for clocks: three
-# of them keep two processors busy. Two with Spark do, each with an application that its tests share;
+# of them keep two processors busy. Those of style are lint's. Two with Spark do, each with an application that its tests share;
 # which of them stay together says tests/spark/conftest.py.
 run_tests() {
   use_memory_for_scratch
@@ -165,7 +165,7 @@ run_tests() {
   : >"$again"
   pytest=("$python" -m tools.second_try "$again" -p no:benchmark --durations=25 -m "$1")
   "${pytest[@]}" -n 3 --dist worksteal \
-    --ignore tests/spark --ignore tests/packaging --ignore tests/clusters || failed=1
+    --ignore tests/spark --ignore tests/packaging --ignore tests/clusters --ignore tests/style || failed=1
   "${pytest[@]}" -n 2 --dist loadgroup --no-loadscope-reorder tests/spark tests/packaging || failed=1
   if [ -s "$again" ]; then
     echo "passed at the second try:"
