@@ -7,6 +7,7 @@ import os
 import sys
 import venv
 import zipfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from statestore import __version__
 from statestore.cli.commands import cli
 from statestore.core.options import PREFIX
 from statestore.core.providers import PROVIDERS
+from statestore.io import shim_jar
 from statestore.io.shim_jar import JAR_VARIABLE
 from tests.s3_server import REGION, WRONG_KEY
 
@@ -26,6 +28,23 @@ TOO_NEW = f"{pyspark.__version__.rpartition('.')[0]}.99"
 ALL = ["java", "spark", "jar", "fit", "python", "transformWithState", "engine", *STORAGE]
 # Engines that start on a loaded machine take their time.
 pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def links_each_jar_once() -> Iterator[None]:
+    """Remembers what a jar misses in which jars: to read all classes takes a third of a run."""
+    known: dict[Any, Any] = {}
+    find = shim_jar.find_missing
+
+    def find_once(shim: Path, jars: Iterable[Path]) -> dict[str, list[str]]:
+        asked = shim, *jars
+        if asked not in known:
+            known[asked] = find(shim, asked[1:])
+        return known[asked]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shim_jar, "find_missing", find_once)
+        yield
 
 
 def doctor(*arguments: str, **environment: str | None) -> Result:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import tempfile
 from hashlib import sha256
@@ -13,11 +12,11 @@ import pyarrow.ipc as ipc
 import pytest
 
 from statestore.io.shim_jar import find_jar
+from tests.cases_of_ci import IS_LONG
 from tests.spark.helper_jar import cached_jar
 from tools.scala import SPARK_JARS
 
 CHECKS = Path(__file__).resolve().parents[2] / "jvm-shim/src/test/scala/io/statestore"
-IS_LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
 BATCHES = 300 if IS_LONG else 120
 BATCHES_OF_ROCKSDB = 300 if IS_LONG else 150
 JVM_FLAGS = tuple(
