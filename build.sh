@@ -97,7 +97,9 @@ setup() {
   fi
   echo "installing dependencies into $venv" >&2
   pins >$venv/constraints.txt
-  local install=("$python" -m pip install --quiet --disable-pip-version-check -c $venv/constraints.txt)
+  # Python compiles what it imports, which is a part of what is installed.
+  local install=("$python" -m pip install --quiet --no-compile --disable-pip-version-check)
+  install+=(-c $venv/constraints.txt)
   "${install[@]}" pip
   "${install[@]}" --build-constraint constraints.txt --group dev --editable '.[all]'
   printf '%s\n' "$wanted" >$venv/stamp
@@ -133,7 +135,7 @@ run_lint() {
 # A group of pyproject.toml that few targets need, by a module that is there when it is installed.
 need_group() {
   $python -c "import $2" 2>/dev/null ||
-    $python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group "$1"
+    $python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt --group "$1"
 }
 
 make_site() {
