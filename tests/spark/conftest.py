@@ -23,7 +23,17 @@ from statestore.io.storage import open_storage
 
 from .application import abandon_calls, start_application
 from .features import missing
-from .harness import FILESYSTEM, HDFS, HEAP, ROCKSDB, ROCKSDB_BACKEND, Lane, Query, run_plan
+from .harness import (
+    FILESYSTEM,
+    HDFS,
+    HEAP,
+    INTERPRETED,
+    ROCKSDB,
+    ROCKSDB_BACKEND,
+    Lane,
+    Query,
+    run_plan,
+)
 from .hdfs_cluster import CLIENT_CONF, HdfsCluster, JarsUnreachableError
 from .helper_jar import compile_test_jar
 from .job_process import Job
@@ -44,6 +54,12 @@ IGNORED_WARNINGS = [
     ":pytest.PytestUnraisableExceptionWarning",
     "PySpark does not yet fully support pandas:FutureWarning",
 ]
+INTERPRETED_FILES = {"test_rescale", "test_restore_from_spark"}
+"""Files in which Spark interprets its plans: they are about operations on checkpoints.
+
+All others, above all those that compare rows of every kind of query with those of Spark's own
+stores, have Spark compile code, as users do: what keys and values are made of may depend on it.
+"""
 EXTENDED = pytest.mark.extended
 ON_EACH_SPARK = [EXTENDED, pytest.mark.each_spark]
 """Of `test-all` on the newest Spark, and of `test-spark` on the others."""
@@ -123,6 +139,20 @@ def spark(jars: list[Path], application_root: Path) -> Iterator[SparkSession]:
     session = start_application(application_root, jars)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interpreted(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Has Spark interpret the plans of INTERPRETED_FILES; a lane does as this session does."""
+    if request.path.stem not in INTERPRETED_FILES:
+        yield
+        return
+    conf = request.getfixturevalue("spark").conf
+    for key, value in INTERPRETED.items():
+        conf.set(key, value)
+    yield
+    for key in INTERPRETED:
+        conf.unset(key)
 
 
 @pytest.fixture(scope="session")

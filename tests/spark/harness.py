@@ -37,6 +37,11 @@ ROCKSDB_BACKEND = "io.statestore.RocksDBStateStoreProvider"
 HEAP = "io.statestore.HeapStateStoreProvider"
 SOURCE_EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 NUM_PARTITIONS = 3
+INTERPRETED = {
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+}
+"""Compiling code for each query takes a sixth of the time of a short one."""
 RUN_TIMEOUT_S = 90
 
 Event = Mapping[str, Any]
@@ -117,6 +122,8 @@ class Lane:
     def session(self) -> SparkSession:
         """Return a new session of the shared application with this lane's confs only."""
         session = self.spark.newSession()
+        for key in INTERPRETED:
+            session.conf.set(key, self.spark.conf.get(key))
         for key, value in self.conf.items():
             session.conf.set(key, value)
         return session

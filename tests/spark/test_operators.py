@@ -15,7 +15,6 @@ from statestore.codec.state_file import StateFile
 
 from .conftest import (
     BODY,
-    EXTENDED,
     ON_EACH_SPARK,
     OURS,
     PROVIDER,
@@ -72,28 +71,24 @@ ASK_NOTHING_ELSE = {
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
-def _cases(
-    queries: Sequence[Query],
-    heap_too: Sequence[Query] = (),
-    rocksdb_too: Sequence[Query] = (),
-    extended: Sequence[Query] = (),
-) -> list[Any]:
-    """Return the queries for the provider under test, and some of them for the other backends."""
-    cases = [pytest.param(PROVIDER, query, id=query.name) for query in queries]
+def _cases(queries: Sequence[Query], extended: Sequence[Query] = ()) -> list[Any]:
+    """Return queries for the provider under test and, beside the usual one, other backends.
+
+    Other Sparks have all of the first: each backend is the provider under test of a run.
+    """
+    cases = [
+        pytest.param(PROVIDER, query, id=query.name, marks=pytest.mark.each_spark)
+        for query in queries
+    ]
     cases += [
         pytest.param(PROVIDER, query, id=query.name, marks=ON_EACH_SPARK) for query in extended
     ]
     if PROVIDER == FILESYSTEM:
-        for backend, provider, too in (
-            ("heap", HEAP, heap_too),
-            ("rocksdb", ROCKSDB_BACKEND, rocksdb_too),
-        ):
-            cases += [
-                pytest.param(
-                    provider, query, id=f"{backend}-{query.name}", marks=EXTENDED if rest else []
-                )
-                for rest, query in enumerate(too)
-            ]
+        cases += [
+            pytest.param(provider, query, id=f"{backend}-{query.name}")
+            for backend, provider in (("rocksdb", ROCKSDB_BACKEND), ("heap", HEAP))
+            for query in queries
+        ]
     return cases
 
 
@@ -143,17 +138,9 @@ def _assert_key_groups(lane: Lane) -> None:
     _cases(
         [query for query in OPERATORS if query.name not in ASK_NOTHING_ELSE],
         extended=[query for query in OPERATORS if query.name in ASK_NOTHING_ELSE],
-        heap_too=[AGGREGATION, WATERMARK_DEDUP, JOIN],
-        rocksdb_too=[
-            JOIN,
-            AGGREGATION,
-            SESSION_APPEND,
-            WATERMARK_DEDUP,
-            EVENT_TIME_GROUPS,
-            AGGREGATION_THEN_DEDUP,
-        ],
     ),
 )
+@pytest.mark.each_once
 def test_rows_equal_built_in_when_restarted(
     make_lane: MakeLane, run_reference: RunReference, provider: str, query: Query
 ) -> None:
@@ -169,13 +156,9 @@ def test_rows_equal_built_in_when_restarted(
 
 @pytest.mark.parametrize(
     ("provider", "query"),
-    _cases(
-        [JOIN],
-        heap_too=[WATERMARK_DEDUP],
-        rocksdb_too=[AGGREGATION, JOIN],
-        extended=[AGGREGATION, SESSION_APPEND, WATERMARK_DEDUP, EVENT_TIME_GROUPS],
-    ),
+    _cases([JOIN, AGGREGATION, WATERMARK_DEDUP], extended=[SESSION_APPEND, EVENT_TIME_GROUPS]),
 )
+@pytest.mark.each_once
 def test_rows_equal_built_in_when_checkpoint_format_is_2(
     make_lane: MakeLane, run_reference: RunReference, provider: str, query: Query
 ) -> None:
@@ -196,8 +179,9 @@ def test_rows_equal_built_in_when_checkpoint_format_is_2(
 @pytest.mark.needs("unload-on-commit")
 @pytest.mark.parametrize(
     ("provider", "query"),
-    _cases([WINDOW_APPEND], rocksdb_too=[WINDOW_APPEND], extended=[JOIN]),
+    _cases([WINDOW_APPEND, JOIN]),
 )
+@pytest.mark.each_once
 def test_rows_equal_built_in_when_unloaded_on_commit(
     make_lane: MakeLane, run_reference: RunReference, provider: str, query: Query
 ) -> None:

@@ -43,25 +43,20 @@ LAST = (12, 3)
 UNFINISHED = "STREAMING_UNFINISHED_REPARTITION_DETECTED"
 
 
-SHORT = (AGGREGATION, GLOBAL_AGGREGATION, SESSION_APPEND, LIMITS[0])
-"""One operator of each layout of keys; a join, which has the longest batches, is on rocksdb."""
+SHORT = (AGGREGATION, GLOBAL_AGGREGATION, SESSION_APPEND, LIMITS[0], JOIN)
+"""One operator of each layout of keys."""
 
 
 def _cases() -> list[Any]:
-    """Every operator on every state backend in both checkpoint formats; a short run has some."""
-    some: list[tuple[str, Mapping[str, str], Query]] = [
-        *((PROVIDER, {}, query) for query in SHORT),
-        (HEAP, FORMAT_2, AGGREGATION),
-        (ROCKSDB_BACKEND, {}, AGGREGATION),
-        (ROCKSDB_BACKEND, FORMAT_2, JOIN),
-    ]
+    """Every operator on every state backend in both checkpoint formats."""
+    of_ci = (FILESYSTEM, HEAP, ROCKSDB_BACKEND) if PROVIDER == FILESYSTEM else (PROVIDER,)
     return [
         pytest.param(
             provider,
             conf,
             query,
             id=f"{provider.rpartition('.')[2]}-{'v2' if conf else 'v1'}-{query.name}",
-            marks=[] if (provider, conf, query) in some else [EXTENDED],
+            marks=[] if query in SHORT and provider in of_ci else [EXTENDED],
         )
         for provider in (FILESYSTEM, HEAP, ROCKSDB_BACKEND)
         for conf in ({}, FORMAT_2)
@@ -116,7 +111,7 @@ def _assert_same(reference: Lane, candidate: Lane) -> None:
 
 
 @pytest.mark.parametrize(("provider", "conf", "query"), _cases())
-@pytest.mark.few(5)
+@pytest.mark.each_once
 def test_rows_equal_built_in_when_rescaled(
     make_lane: MakeLane,
     run_reference: RunReference,
@@ -135,6 +130,7 @@ def test_rows_equal_built_in_when_rescaled(
 
 
 @pytest.mark.parametrize("provider", [FILESYSTEM, ROCKSDB_BACKEND], ids=["filesystem", "rocksdb"])
+@pytest.mark.few(1)
 def test_rows_are_counted_where_no_file_tells_them(
     make_lane: MakeLane, run_reference: RunReference, provider: str
 ) -> None:

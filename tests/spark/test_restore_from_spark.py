@@ -120,7 +120,7 @@ def _read(lane: Lane, checkpoint: Path) -> dict[str, DataFrame]:
             parts["timers"] = {"readRegisteredTimers": "true"}
         for name, options in parts.items():
             reader = session.read.format("statestore").options(**place, **options)
-            found[name] = reader.load(str(checkpoint))
+            found[name] = reader.load(str(checkpoint)).cache()
     return found
 
 
