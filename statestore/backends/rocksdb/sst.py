@@ -195,6 +195,35 @@ def read_delta(path: str, arrow_length: int) -> Delta:
     Raises:
         InvalidArgumentError: It is not such a stream.
     """
+    stream, batches = _open_delta(path, arrow_length)
+    keys: list[bytes] = []
+    values: list[bytes | None] = []
+    merges: list[bytes] = []
+    for batch in batches:
+        encoded = _listed(_encoded_keys(batch))
+        keys += encoded
+        values += _listed(_encoded_values(batch))
+        ops = to_numpy(batch.column(2), np.uint8)
+        merges += [encoded[row] for row in np.flatnonzero(ops == MERGE)]
+    if not all(map(operator.lt, keys, itertools.islice(keys, 1, None))):
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        keys, values = [keys[row] for row in order], [values[row] for row in order]
+    return Delta(keys, values, merges, int(google_crc32c.value(stream)))
+
+
+def read_keys(path: str, arrow_length: int) -> pa.ChunkedArray[Any]:
+    """Read the encoded keys of a delta in key order, as a binary column.
+
+    Args and errors as `read_delta`.
+    """
+    _, batches = _open_delta(path, arrow_length)
+    keys = pa.chunked_array([_encoded_keys(batch) for batch in batches], pa.binary())
+    ascends = pc.all(pc.less(keys.slice(0, max(len(keys) - 1, 0)), keys.slice(1)), min_count=0)
+    return keys if ascends.as_py() else keys.sort()
+
+
+def _open_delta(path: str, arrow_length: int) -> tuple[pa.Buffer, list[pa.RecordBatch]]:
+    """Return the stream of a delta, and its record batches."""
     whole = map_file(path) if Path(path).stat().st_size else pa.py_buffer(b"")
     if whole.size < arrow_length:
         raise not_a_stream(path, arrow_length, f"{whole.size} bytes")
@@ -206,26 +235,28 @@ def read_delta(path: str, arrow_length: int) -> Delta:
         raise not_a_stream(path, arrow_length, str(error)) from error
     if table.schema != SCHEMA:
         raise not_a_stream(path, arrow_length, str(table.schema).replace("\n", ", "))
-    keys: list[bytes] = []
-    values: list[bytes | None] = []
-    merges: list[bytes] = []
-    for batch in table.to_batches():
-        prefixes = _big_endian(batch.column(1))
-        encoded = _join(prefixes, batch.column(3))
-        keys += encoded
-        values += _join(_big_endian(batch.column(0)), batch.column(4))
-        ops = to_numpy(batch.column(2), np.uint8)
-        merges += [encoded[row] for row in np.flatnonzero(ops == MERGE)]
-    if not all(map(operator.lt, keys, itertools.islice(keys, 1, None))):
-        order = sorted(range(len(keys)), key=keys.__getitem__)
-        keys, values = [keys[row] for row in order], [values[row] for row in order]
-    return Delta(keys, values, merges, int(google_crc32c.value(stream)))
+    return stream, table.to_batches()
 
 
-def _join(first: pa.Array[Any], second: pa.Array[Any]) -> list[Any]:
-    """Return what two binary columns are together; None where one is null."""
+def _encoded_keys(batch: pa.RecordBatch) -> pa.Array[Any]:
+    """Return the keys of rows of SCHEMA as RocksDB keeps them."""
+    return _join(_big_endian(batch.column(1)), batch.column(3))
+
+
+def _encoded_values(batch: pa.RecordBatch) -> pa.Array[Any]:
+    """Return the values of rows of SCHEMA as RocksDB keeps them, null for a delete."""
+    return _join(_big_endian(batch.column(0)), batch.column(4))
+
+
+def _listed(column: pa.Array[Any]) -> list[Any]:
+    """Return the bytes of each row, None where the column is null."""
+    return column.to_pylist()
+
+
+def _join(first: pa.Array[Any], second: pa.Array[Any]) -> pa.Array[Any]:
+    """Return what two binary columns are together; null where one is null."""
     separator = pa.scalar(b"", pa.binary())
-    return pc.binary_join_element_wise(first, second, separator).to_pylist()  # type: ignore[call-overload,no-any-return]
+    return pc.binary_join_element_wise(first, second, separator)  # type: ignore[call-overload,no-any-return]
 
 
 def _big_endian(column: pa.Array[Any]) -> pa.Array[Any]:
@@ -270,21 +301,23 @@ def write_body(rows: Iterable[EncodedRow], path: str, options: Options) -> SstBo
         return _join_body(sst_path, num_puts, deletes, path)
 
 
-def write_body_of(sst_path: str, num_puts: int, deleted: Iterable[bytes], path: str) -> SstBody:
+def write_body_of(
+    sst_path: str, num_puts: int, deleted: pa.ChunkedArray[Any] | None, path: str
+) -> SstBody:
     """Write the body that an SST begins.
 
     Args:
         sst_path: The SST; stays. Empty without rows.
         num_puts: Rows in it that are puts.
-        deleted: Keys that it deletes, in key order.
+        deleted: Encoded keys that it deletes, in key order; None for none.
         path: File to write.
 
     Raises:
         OSError: The local disk failed.
     """
     with _Deletes(f"{path}.deletes") as deletes:
-        for key in deleted:
-            deletes.append(key)
+        if deleted is not None:
+            deletes.extend(deleted)
         return _join_body(sst_path, num_puts, deletes, path)
 
 
@@ -316,23 +349,31 @@ class _Deletes:
         self._keys.append(key)
         self._num_bytes += len(key)
         if len(self._keys) >= MAX_BLOCK_ROWS or self._num_bytes >= MAX_BLOCK_BYTES:
-            self._write()
+            self._write_appended()
+
+    def extend(self, keys: pa.ChunkedArray[Any]) -> None:
+        """Add the keys of a column, which come behind all that were appended."""
+        self._write_appended()
+        for chunk in keys.chunks:
+            for start in range(0, len(chunk), MAX_BLOCK_ROWS):
+                self._write(chunk.slice(start, MAX_BLOCK_ROWS))
 
     def finish(self) -> None:
         """Write the remaining keys; none is added after."""
-        if self._keys:
-            self._write()
+        self._write_appended()
         self._close()
 
-    def _write(self) -> None:
+    def _write_appended(self) -> None:
+        if self._keys:
+            self._write(pa.array(self._keys, pa.binary()))
+        self._keys, self._num_bytes = [], 0
+
+    def _write(self, keys: pa.Array[Any]) -> None:
         if self._stream is None:
             options = write_options("zstd")
             self._stream = ipc.new_stream(self.path, _DELETES, options=options)
-        self._stream.write_batch(
-            pa.RecordBatch.from_arrays([pa.array(self._keys, pa.binary())], schema=_DELETES)
-        )
-        self.num_keys += len(self._keys)
-        self._keys, self._num_bytes = [], 0
+        self._stream.write_batch(pa.RecordBatch.from_arrays([keys], schema=_DELETES))
+        self.num_keys += len(keys)
 
     def _close(self) -> None:
         if self._stream is not None:
@@ -390,7 +431,7 @@ def read_deletes(file: SealedFile) -> Iterator[bytes]:
         return
     offset = file.trailer.blocks[1].offset
     for batch in read_stream(file.block_bytes(1), _DELETES, file.path, offset):
-        yield from (key.as_py() for key in batch.column(0))
+        yield from _listed(batch.column(0))
 
 
 def encode_key(column_family: int, key: bytes) -> bytes:
@@ -400,9 +441,7 @@ def encode_key(column_family: int, key: bytes) -> bytes:
 
 def encode_rows(batch: pa.RecordBatch) -> Iterator[tuple[bytes, bytes]]:
     """Yield puts of SCHEMA as encoded rows."""
-    keys = _join(_big_endian(batch.column(1)), batch.column(3))
-    values = _join(_big_endian(batch.column(0)), batch.column(4))
-    return zip(keys, values, strict=True)
+    return zip(_listed(_encoded_keys(batch)), _listed(_encoded_values(batch)), strict=True)
 
 
 def family_of(key: bytes) -> int:
