@@ -52,6 +52,7 @@ from statestore.codec.rows import (
     MAX_BLOCK_ROWS,
     MERGE,
     SCHEMA,
+    split_for_blocks,
     to_numpy,
     write_options,
 )
@@ -355,8 +356,8 @@ class _Deletes:
         """Add the keys of a column, which come behind all that were appended."""
         self._write_appended()
         for chunk in keys.chunks:
-            for start in range(0, len(chunk), MAX_BLOCK_ROWS):
-                self._write(chunk.slice(start, MAX_BLOCK_ROWS))
+            for piece in split_for_blocks(pa.RecordBatch.from_arrays([chunk], schema=_DELETES)):
+                self._write(piece)
 
     def finish(self) -> None:
         """Write the remaining keys; none is added after."""
@@ -365,15 +366,17 @@ class _Deletes:
 
     def _write_appended(self) -> None:
         if self._keys:
-            self._write(pa.array(self._keys, pa.binary()))
+            self._write(
+                pa.RecordBatch.from_arrays([pa.array(self._keys, pa.binary())], schema=_DELETES)
+            )
         self._keys, self._num_bytes = [], 0
 
-    def _write(self, keys: pa.Array[Any]) -> None:
+    def _write(self, keys: pa.RecordBatch) -> None:
         if self._stream is None:
             options = write_options("zstd")
             self._stream = ipc.new_stream(self.path, _DELETES, options=options)
-        self._stream.write_batch(pa.RecordBatch.from_arrays([keys], schema=_DELETES))
-        self.num_keys += len(keys)
+        self._stream.write_batch(keys)
+        self.num_keys += keys.num_rows
 
     def _close(self) -> None:
         if self._stream is not None:
