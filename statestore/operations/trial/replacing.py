@@ -25,6 +25,7 @@ from statestore.checkpoint.history import entries_of
 from statestore.checkpoint.layout import history_path
 from statestore.checkpoint.query_log import QueryLog, read_bytes, write_bytes
 from statestore.core.errors import InUseError, InvalidArgumentError, NotFoundError
+from statestore.io.storage import is_same_directory
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.committed_version import find_version
 from statestore.operations.copying import same_shape
@@ -223,7 +224,7 @@ def _is_replaced(branch: Place, before: bytes | None, now: bytes | None) -> bool
     if before is None or now is None or not now.startswith(before):
         return False
     return any(
-        entry.operation == PROMOTE and entry.options.get("of") == branch.uri
+        entry.operation == PROMOTE and is_same_directory(str(entry.options.get("of")), branch.uri)
         for entry in entries_of(now[len(before) :])[:1]
     )
 
