@@ -14,6 +14,7 @@ from typing import Any
 
 import statestore
 from statestore import Between, Checkpoint, NoRestart
+from statestore.api import scaling
 from statestore.core.clock import ManualClock
 from statestore.operations.step import Step
 
@@ -22,9 +23,14 @@ from .harness import Lane, wait_for
 from .queries import AGGREGATION, one_input
 
 SCALED = replace(AGGREGATION, name="killed", plan=one_input(12))
-MOMENTS = ("first", "state", "planned", "committed")
-"""Of a change: before anything is written, among the state files, when it is planned in Spark's
-offset log and not committed, and before the history says that it is done."""
+MOMENTS = {
+    "stopping": 4, "stopped": 4, "first": 4, "state": 4, "planned": 4, "committed": 8,
+    "rescaled": 8, "started": 8,
+}  # fmt: skip
+"""Of a change, in order, with the number of state partitions that a kill leaves: before the query
+is stopped, and when it was; before anything is written, among the state files, when it is planned
+in Spark's offset log and not committed, before the history says that it is done; before the query
+is started, and when it was."""
 
 
 class Killer:
@@ -37,18 +43,33 @@ class Killer:
 
         def ask(step: Step) -> None:
             self._num_changes += 1
-            self._kill({1: "first", 4: "state"}.get(self._num_changes, ""))
+            self.kill({1: "first", 4: "state"}.get(self._num_changes, ""))
             if newest(checkpoint, "offsets") > newest(checkpoint, "commits"):
-                self._kill("planned")
+                self.kill("planned")
             before_change(step)
 
         def end_of(step: Step) -> None:
-            self._kill("committed")
+            self.kill("committed")
             end(step)
 
         Step.before_change, Step.end = ask, end_of  # type: ignore[method-assign]
+        stop, rescale = scaling.stop_after_batch, scaling.rescale
 
-    def _kill(self, moment: str) -> None:
+        def stop_query(*arguments: Any, **named: Any) -> None:
+            self.kill("stopping")
+            stop(*arguments, **named)
+            self.kill("stopped")
+
+        def rescale_all(*arguments: Any, **named: Any) -> Any:
+            result = rescale(*arguments, **named)
+            if not named.get("dry_run"):
+                self.kill("rescaled")
+            return result
+
+        scaling.stop_after_batch, scaling.rescale = stop_query, rescale_all
+
+    def kill(self, moment: str) -> None:
+        """Kill this process where it is the moment."""
         if moment == self._moment:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -68,7 +89,7 @@ def main(moment: str, text: str) -> None:
     lane = Lane(session, SCALED, arguments["provider"], root / SCALED.name)
     if not lane.checkpoint.exists():
         lane.feed(*SCALED.plan[0])
-    Killer(lane.checkpoint, moment)
+    killer = Killer(lane.checkpoint, moment)
     clock = ManualClock(now_ms=0)
     handles: list[Any] = []
 
@@ -78,6 +99,8 @@ def main(moment: str, text: str) -> None:
 
     def start() -> Any:
         handles.append(lane.start(every="100 milliseconds"))
+        if len(handles) == 2:
+            killer.kill("started")
         return handles[-1]
 
     def has_read_all() -> bool:
