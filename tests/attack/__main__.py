@@ -103,6 +103,7 @@ class Attack(Lives):
                 life = Life(plan, self._spark, root, self._filler, name)
                 with bug.planted_here():
                     failure = failure_of(lambda life=life: life.run(lambda: False))
+                say("\n".join(f"  {line}" for line in [f"life {number}", *life.story]))
                 shutil.rmtree(root)
                 if failure:
                     break

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 CHANGING = ("publish", "write", "delete", "delete_files", "link", "delete_tree", "make_directory")
 """Calls of a storage that change it."""
+_PARTS = ("statestore-leases", "state", "offsets", "commits", "sources")
 TIMEOUT_S = 240.0
 POLL_S = 0.02
 Disturbance = Literal["", "kill", "stop"]
@@ -76,14 +77,14 @@ class Outcome:
         ending: done; refused by an error of the package; failed by any other; or killed.
         text: What it printed or returned, or the error.
         kind: Kind of the error.
-        num_calls: Calls that changed the storage.
+        calls: Of each call that changed the storage, the part of the directory that it changed.
         value: What it returned, where that can be sent.
     """
 
     ending: Ending
     text: str = ""
     kind: str = ""
-    num_calls: int = 0
+    calls: tuple[str, ...] = ()
     value: Any = None
 
 
@@ -174,8 +175,8 @@ def in_this_process(action: Callable[[], Any]) -> Outcome:
 
 
 def _run(call: Call, disturbance: Disturbance, at: int, bug: str, connection: Connection) -> None:
-    counter = _Counter(disturbance, at)
-    counter.watch()
+    counter = Counter(disturbance, at)
+    counter.watch_storage()
     if bug:
         from . import planted_bugs
 
@@ -184,30 +185,43 @@ def _run(call: Call, disturbance: Disturbance, at: int, bug: str, connection: Co
         ending, text, kind, value = _on_command_line(call) if call.argv else _in_python(call)
     except BaseException:  # noqa: BLE001 - whatever it is, it is what the lane looks for
         ending, text, kind, value = "failed", traceback.format_exc(), "", None
-    connection.send(Outcome(ending, text, kind, counter.number, value))
+    connection.send(Outcome(ending, text, kind, tuple(counter.calls), value))
     connection.close()
 
 
-class _Counter:
-    """Counts the calls that change the storage, and disturbs one of them."""
+class Counter:
+    """Counts the calls that change the storage, and disturbs one of them.
+
+    Args:
+        disturbance: How.
+        at: Which: an even number is before the call of its half, an odd one behind it.
+
+    Attributes:
+        calls: Of each call the part of the directory that it changed.
+    """
 
     def __init__(self, disturbance: Disturbance, at: int) -> None:
         self._signal = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "": None}[disturbance]
         self._at = at
         self._lock = threading.Lock()
-        self.number = 0
+        self.calls: list[str] = []
 
-    def watch(self) -> None:
+    def watch_storage(self) -> None:
+        """Count the calls of local disks from now on."""
         from statestore.io.local import LocalFileIO
 
         for name in CHANGING:
-            setattr(LocalFileIO, name, self._watched(getattr(LocalFileIO, name)))
+            at = 2 if name in ("publish", "link") else 1
+            self.watch(LocalFileIO, name, lambda arguments, at=at: _part_of(arguments[at]))
 
-    def _watched(self, call: Any) -> Any:
+    def watch(self, of: Any, name: str, part_of: Callable[[Any], str]) -> None:
+        """Count the calls of a function of an object, class or module from now on."""
+        call = getattr(of, name)
+
         def watched(*arguments: Any, **more: Any) -> Any:
             with self._lock:
-                number, self.number = self.number, self.number + 1
-            # An even one before it happens, an odd one behind.
+                number = len(self.calls)
+                self.calls.append(part_of(arguments))
             if number * 2 == self._at and self._signal:
                 os.kill(os.getpid(), self._signal)
             found = call(*arguments, **more)
@@ -215,7 +229,13 @@ class _Counter:
                 os.kill(os.getpid(), self._signal)
             return found
 
-        return watched
+        setattr(of, name, watched)
+
+
+def _part_of(path: str) -> str:
+    """Return which part of a checkpoint a file or directory is of: its own name, if of none."""
+    parts = Path(path).parts
+    return next((part for part in _PARTS if part in parts), parts[-1])
 
 
 def _on_command_line(call: Call) -> tuple[Ending, str, str, Any]:

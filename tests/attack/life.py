@@ -43,6 +43,9 @@ DISTURBANCES = {
     "": 10, "killed": 5, "full disk": 2, "beside another": 2, "beside the query": 2,
 }  # fmt: skip
 """What happens to a step, and how often."""
+AT_A_TURN, BEHIND_ITS_COMMIT = 0.3, 0.3
+"""How often a moment is one at which a step goes from one part of the directory on to another; and
+how often shortly behind its last entry of the commit log, from which on a query may run from it."""
 SOMEBODY_ELSE = (
     "checkpoint-in-use", "checkpoint-under-operation", "fenced", "unfinished-operation",
     "unfinished-batch", "lineage-broken", "version-exists", "file-not-found", "version-not-found",
@@ -94,7 +97,7 @@ class Life:
         self.story: list[str] = []
         self._filler = filler
         self._bug = self.world.bug = bug
-        self._num_calls: dict[str, int] = {}
+        self._calls: dict[str, tuple[str, ...]] = {}
 
     def run(self, is_over: Callable[[], bool]) -> None:
         """Live until all steps are done or the time is over.
@@ -152,7 +155,9 @@ class Life:
             del able["full disk"]
         if step.source is not self.world.current:
             del able["beside another"], able["beside the query"]
-        if self.plan.disturbances:
+        if step.must_be_refused and self.rng.random() < 0.8:
+            able = {"": 1}  # nothing is changed that could be disturbed
+        elif self.plan.disturbances:
             able = {name: able[name] for name in self.plan.disturbances if name in able}
         names = list(able) or [""]
         weights = np.array([able.get(name, 1) for name in names])
@@ -169,13 +174,26 @@ class Life:
         if step.in_process is not None:
             return in_this_process(step.in_process)
         outcome = run(step.call, disturbance, at, self._bug, step.serve)
-        if outcome.ending != "killed":
-            self._num_calls[step.name] = outcome.num_calls
+        self._note_calls(step, outcome)
         return outcome
+
+    def _note_calls(self, step: Step, outcome: Outcome) -> None:
+        if outcome.ending == "done":
+            self._calls[step.name] = outcome.calls
 
     def _somewhere(self, step: Step) -> int:
         """Draw a moment of a step: twice the number of a call, and one more for after it."""
-        return int(self.rng.integers(0, 2 * self._num_calls.get(step.name, 20) + 2))
+        calls = self._calls.get(step.name, ("",) * 20)
+        turns = [
+            2 * number for number in range(1, len(calls)) if calls[number - 1] != calls[number]
+        ]
+        chance, end = self.rng.random(), 2 * len(calls) + 2
+        if turns and chance < AT_A_TURN:
+            return int(self.rng.choice(turns))
+        if "commits" in calls and chance > 1 - BEHIND_ITS_COMMIT:
+            later = calls[::-1].index("commits")
+            return min(end - 2 * later - 4 + int(self.rng.geometric(0.25)), end - 1)
+        return int(self.rng.integers(0, end))
 
     def _undisturbed(self, step: Step) -> None:
         self._settle(step, self._run(step))
@@ -377,6 +395,7 @@ class Life:
         if is_stopped:
             child.go_on()
         first = child.end(serve=step.serve)
+        self._note_calls(step, first)
         ends = [(step, first), (other, second)]
         directory = self.world.current
         for one, outcome in ends:
@@ -431,12 +450,13 @@ class Life:
         self.world.feed(self.rng, 1)
         child = Child(step.call, "stop", self._somewhere(step), self._bug)
         is_stopped = child.is_stopped(serve=step.serve)
-        if is_stopped and self.rng.random() < 0.5:
+        if is_stopped and self.rng.random() < 0.8:
             time.sleep(3.5 * LEASE_INTERVAL_MS / 1000)
         refusal = self._started()
         if is_stopped:
             child.go_on()
         outcome = child.end(serve=step.serve)
+        self._note_calls(step, outcome)
         self._count(step, "beside the query", outcome)
         require(outcome.ending != "failed", "beside the query it failed", outcome.text)
         self._finish(step)

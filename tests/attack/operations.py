@@ -17,7 +17,7 @@ from .making import (
     transform,
     write_savepoint,
 )
-from .retained import retain
+from .retained import retain, two_schedules
 from .scaling import ask_partitions, scale
 from .trials import drop, promote, try_code
 from .upkeep import compact, diff, expire, read, repair, rescale, undo
@@ -54,6 +54,7 @@ OPERATIONS: dict[str, tuple[Callable[[World, Any], Step | None], int]] = {
     "scale": (scale, 2),
     "by hand": (copy, 3),
     "retain": (retain, 5),
+    "two schedules": (two_schedules, 1),
     "try": (try_code, 4),
     "promote": (promote, 12),
     "drop": (drop, 3),
@@ -63,7 +64,7 @@ OF_TRIAL = 0.8
 """Share of steps that end a trial, where there is one."""
 ALONE = (
     "repair", "bootstrap", "convert", "try", "promote", "drop", "retain", "ask partitions", "scale",
-    "by hand",
+    "by hand", "two schedules",
 )  # fmt: skip
 """What is not done while another one is under way."""
 MOST_DRAWS = 10_000

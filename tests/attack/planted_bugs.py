@@ -208,10 +208,11 @@ BUGS: dict[str, Bug] = {
         _plant_guesses_types,
         "rows are wrong|was refused",
         {
+            # The type of the key, which is drawn once a life, decides whether it shows.
             "operator": "dedup", "operations": ("forget",), "disturbances": ("",),
-            "num_steps": 60,
+            "num_steps": 15,
         },
-        num_lives=20,
+        num_lives=40,
     ),
     "deletes-newer": Bug(
         _plant_deletes_newer,

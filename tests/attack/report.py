@@ -23,6 +23,12 @@ looked for in every file.
 | beside another | it stood still at such a call, while another operation began and ended |
 | beside the query | it stood still at such a call, while the query was started |
 
+| operation | what is killed |
+|---|---|
+| scale, killed: change | a rescale, as a driver leaves it that is killed within one |
+| scale, killed: driver | a driver, from its first start of the query to the one behind a change |
+| retain, two schedules | at times the one from outside; the other one is the driver's |
+
 *Refused*: by an error of the package, and nothing had changed.
 """
 DISTURBANCES = ("", "killed", "full disk", "beside another", "beside the query")

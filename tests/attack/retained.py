@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from statestore import Savepoint, StateStoreError
+import statestore
+from statestore import Every, FixedDelay, Savepoint, StateStoreError
 
 from .audit import audit, read_state, require
+from .child import run
+from .driver import EVERY
 from .steps import Step, by_call, by_words, storage_words
+from .world import NO_WORKER, NUM_TRIES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from numpy.random import Generator
 
     from .families import State
     from .world import Directory, World
+
+LEAST_ROUNDS = 3
+"""So often a second schedule takes a savepoint at least, beside that of the driver."""
+AT_ONCE = ("file-not-found", "directory-gone", "version-not-found", "fenced", "checkpoint-in-use")
+"""Kinds of errors by which one of two schedules may end."""
 
 
 @dataclass
@@ -31,13 +43,15 @@ class Retained:
     path: Path
     known: dict[str, Directory] = field(default_factory=dict)
 
-    def look(self, world: World, directory: Directory, state: State | None) -> list[str]:
+    def look(
+        self, world: World, directory: Directory, states: Mapping[int, State] | None
+    ) -> list[str]:
         """Compare what is there, and return the names of what is whole, oldest first.
 
         Args:
             world: Whose it is.
             directory: The checkpoint.
-            state: What a savepoint that is new must hold; None for what it has.
+            states: What a savepoint that is new must hold, by version; None for what it has.
         """
         before, created = set(self.known), {}
         for path in self.path.glob("savepoint-*"):
@@ -48,7 +62,9 @@ class Retained:
             created[path.name] = info.created_ms
             if path.name not in self.known:
                 made = directory.at(path, is_savepoint=True, batch=info.version - 1)
-                made.state = read_state(world, made) if state is None else state
+                known = states is None or info.version in states
+                require(known, "a savepoint is of no version", f"{path}, version {info.version}")
+                made.state = read_state(world, made) if states is None else states[info.version]
                 made.versions = {made.version: made.state}
                 made.num_partitions = info.num_partitions
                 self.known[path.name] = made
@@ -80,11 +96,11 @@ def retain(world: World, rng: Generator) -> Step:
     )  # fmt: skip
 
     def look() -> None:
-        kept.look(world, directory, directory.state)
+        kept.look(world, directory, {directory.version: directory.state})
 
     def check(state: State, _: object) -> None:
         known = [*before, *kept.known]
-        names = kept.look(world, directory, state)
+        names = kept.look(world, directory, {directory.version: state})
         newest = kept.known[names[-1]]
         require(newest.state == state, "the newest savepoint is not of now", names[-1])
         wrong = f"{names} of {known} and new ones, keep={keep}"
@@ -96,3 +112,62 @@ def retain(world: World, rng: Generator) -> Step:
             audit(world, made)
 
     return Step(f"retain, {form}", call, check=check, look=look)
+
+
+def two_schedules(world: World, rng: Generator) -> Step | None:
+    """Run a query with a schedule in its driver, and one from outside, at times killed."""
+    directory = world.current
+    if world.has_planned_batch(directory):
+        return None
+    path = directory.path.with_name(f"{directory.path.name}-kept")
+    kept = world.retained.setdefault(path, Retained(path))
+    kept.look(world, directory, None)
+    of_driver, of_others = (int(keep) for keep in rng.integers(1, 4, 2))
+    forms = [str(form) for form in rng.choice(["canonical", "native"], 2)]
+    kills = [int(at) if at < 60 else None for at in rng.integers(0, 120, 200)]
+    world.feed(rng, int(rng.integers(2, 5)))
+    call = by_call(directory, "retain_savepoint", str(path), keep=of_others, form=forms[1])
+
+    def take_both() -> None:
+        handles: list[Any] = []
+        wrong: list[str] = []
+
+        def start() -> Any:
+            handles.append(world.start(directory, every=EVERY))
+            return handles[-1]
+
+        def take() -> None:
+            number = 0
+            while runs.is_set() and not (number >= LEAST_ROUNDS and world.has_read_all(directory)):
+                at = kills[number % len(kills)]
+                outcome = run(call, "" if at is None else "kill", at or 0, world.bug)
+                is_right = outcome.ending in ("done", "killed") or outcome.kind in AT_ONCE
+                wrong.extend([] if is_right else [outcome.text])
+                number += 1
+            while runs.is_set():
+                for handle in handles[-1:]:
+                    handle.stop()
+                time.sleep(0.2)
+
+        runs = threading.Event()
+        runs.set()
+        taking = threading.Thread(target=take)
+        taking.start()
+        schedule = Every(1, path, keep=of_driver, form=forms[0])
+        try:
+            past = statestore.run(start, FixedDelay(NUM_TRIES, 0.1), savepoints=schedule)
+        finally:
+            runs.clear()
+            taking.join()
+            world.absorb(directory)
+        wrong += [str(one) for one in past.failures if NO_WORKER not in str(one)]
+        require(not wrong, "one of two schedules, or their query, has failed", str(wrong))
+        kept.look(world, directory, directory.versions)
+        last = run(call, bug=world.bug)
+        require(last.ending == "done", "no savepoint was taken after two schedules", last.text)
+        names = kept.look(world, directory, directory.versions)
+        is_now = kept.known[names[-1]].state == directory.state
+        require(is_now, "the newest savepoint is not of now", names[-1])
+        require(len(names) <= of_others, "retained", f"{names}, keep={of_others}")
+
+    return Step("retain, two schedules", call, in_process=take_both)

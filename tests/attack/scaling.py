@@ -10,8 +10,9 @@ import statestore
 from statestore import Between, FixedDelay
 from tests.spark.harness import STATE_STORE
 
-from .audit import require
+from .audit import audit, require
 from .child import run
+from .driver import EVERY, Driven, drive
 from .steps import Step, by_call
 from .world import NO_WORKER, NUM_TRIES
 
@@ -46,23 +47,36 @@ def ask_partitions(world: World, rng: Generator) -> Step | None:
 
 
 def scale(world: World, rng: Generator) -> Step | None:
-    """Run a query that scales by itself; at times behind one that was killed while it did."""
+    """Run a query that scales by itself; at times behind one that was killed while it did.
+
+    What is killed is a driver, at some moment from its first start of the query to the one behind
+    a change; or, which takes less time, the change alone.
+    """
     directory = world.current
     if world.has_planned_batch(directory):
         return None
     least = int(rng.choice([1, 2, 3, 4, 6, 8]))
     most = least * int(rng.choice([1, 2]))
-    kills, at = bool(rng.random() < 0.5), int(rng.integers(0, 50))
+    killed = str(rng.choice(["", "change", "driver"], p=[0.4, 0.3, 0.3]))
+    # The first ones are a start, the stop for a change, and the begin of that.
+    at = int(rng.integers(0, 80 if rng.random() < 0.6 else 8))
+    before = directory.num_partitions
     world.feed(rng, int(rng.integers(2, 5)))
 
     def scales() -> None:
-        # What a driver leaves which is killed between the stop of the query and its next start.
-        if kills:
+        if killed == "change":
             run(by_call(directory, "rescale", least), "kill", at)
+        if killed == "driver":
+            drive(Driven(world.plan, world.root, directory, world.files, least, most, at))
+            world.absorb(directory)
+            number = world.partitions_of(directory)
+            is_one = number == before or least <= number <= most
+            require(is_one, "a killed driver left another number", f"{number}, before: {before}")
+            audit(world, directory)
         handles: list[Any] = []
 
         def start() -> Any:
-            handles.append(world.start(directory, every="100 milliseconds"))
+            handles.append(world.start(directory, every=EVERY))
             return handles[-1]
 
         def stop() -> None:
@@ -91,5 +105,5 @@ def scale(world: World, rng: Generator) -> Step | None:
         wrong = [one for one in past.failures if NO_WORKER not in str(one)]
         require(not wrong, "a query that scales has failed", str(wrong))
 
-    call = by_call(directory, "start", scale=(least, most), killed_at=at if kills else None)
-    return Step("scale", call, in_process=scales)
+    call = by_call(directory, "start", scale=(least, most), killed=(killed, at))
+    return Step(f"scale, killed: {killed}" if killed else "scale", call, in_process=scales)

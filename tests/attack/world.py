@@ -160,7 +160,7 @@ class World:
         self._num_directories = 0
         self._num_written = 0
         self._input = root / "input"
-        self._input.mkdir(parents=True)
+        self._input.mkdir(parents=True, exist_ok=True)
         empty: State = {family.name: {} for family in operator.families}
         self.current = Directory(self.new_path(), empty, plan.backend, plan.num_partitions)
         if operator.has_file_sink:
