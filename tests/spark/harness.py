@@ -41,7 +41,7 @@ INTERPRETED = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
 }
-"""Compiling code for each query takes a sixth of the time of a short one."""
+"""Compiling code for each query takes an eighth of the CPU of a short one."""
 RUN_TIMEOUT_S = 90
 
 Event = Mapping[str, Any]
