@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
+import tarfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyspark
@@ -80,6 +84,43 @@ def build(folder: Path, dockerfile: str, context: Path) -> None:
         },
     }
     (folder / "config.json").write_text(json.dumps(config))
+
+
+def archive(folder: Path, file: Path, names: Mapping[str, Sequence[str] | None]) -> None:
+    """Write an image as `docker save` does.
+
+    Args:
+        folder: The image.
+        file: The archive.
+        names: Names of the image, with the command that starts it in place of the image's own.
+    """
+    made = json.loads((folder / "config.json").read_text())
+    layer = folder / "layer.tar"
+    _run("tar", "--create", "--file", layer, "--directory", folder / "root", ".")
+    with layer.open("rb") as content:
+        digest = f"sha256:{hashlib.file_digest(content, 'sha256').hexdigest()}"
+    manifest = []
+    with tarfile.open(file, "w") as written:
+        for number, (name, command) in enumerate(names.items()):
+            config = {
+                "architecture": {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()],
+                "os": "linux",
+                "rootfs": {"type": "layers", "diff_ids": [digest]},
+                "config": {
+                    "User": str(made["user"]["uid"]),
+                    "WorkingDir": made["directory"],
+                    "Entrypoint": list(command or made["entrypoint"]),
+                    "Env": [f"{key}={value}" for key, value in made["environment"].items()],
+                },
+            }
+            (folder / f"{number}.json").write_text(json.dumps(config))
+            written.add(folder / f"{number}.json", f"{number}.json")
+            tags = [f"docker.io/{name}:latest"]
+            manifest += [{"Config": f"{number}.json", "RepoTags": tags, "Layers": [layer.name]}]
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        for path in (layer, folder / "manifest.json"):
+            written.add(path, path.name)
+    layer.unlink()
 
 
 def _run_in(root: Path, command: str) -> None:

@@ -26,12 +26,13 @@ from .hosts import MOUNTS, ROOT, wait_for
 TOOLS = (*image.TOOLS, "openssl", "runc")
 _STAND_IN = Path(__file__).with_name("stand_in")
 _REGISTRY = "registry"
-_IMAGE = f"{_REGISTRY}/spark-statestore"
-_CLAIM = "shared"
-_TOKEN = "of-the-lane"  # noqa: S105
+IMAGE = f"{_REGISTRY}/spark-statestore"
+CLAIM = "shared"
+TOKEN = "of-the-lane"  # noqa: S105
 _CGROUPS = Path("/sys/fs/cgroup")
 _FENCE = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
-_NAMES = f"/CN={MASTER}", f"subjectAltName=DNS:{MASTER},DNS:kubernetes.default.svc"
+_OF_KUBERNETES = ("kubernetes", "kube-root-ca.crt")
+"""What is in every namespace."""
 
 
 def why_not() -> str:
@@ -48,22 +49,33 @@ def documented() -> dict[str, str]:
 
 
 class Kubernetes(Cluster):
-    """An API server and two nodes. Pods have the shared directory as the claim `shared`."""
+    """An API server and two nodes. Pods have the shared directory as the claim `shared`.
+
+    Attributes:
+        KIND: Whose control plane it is, in the record of what ran.
+    """
+
+    KIND = "stand-in"
 
     def __init__(self, directory: Path, others: Sequence[str], folders: Mapping[str, Path]) -> None:
         images, stand_in = directory / "images", directory / "stand-in"
         images.mkdir()
-        _write_stand_in(stand_in)
+        shutil.copytree(_STAND_IN, stand_in)
         super().__init__(directory, others, {**folders, "images": images, "stand-in": stand_in})
         self._group = directory.name
 
     def start(self) -> None:
         """Make the image, and start the daemons."""
-        files, made = self.directory / "files", self.directory / "images" / _IMAGE
+        files, made = self.directory / "files", self.directory / "images" / IMAGE
         shutil.copy(files / "shim.jar", files / "statestore-shim.jar")
         made.mkdir(parents=True)
         image.make_base(made)
         image.build(made, documented()["dockerfile"], files)
+        self._write_credentials()
+        self._start_daemons(made)
+
+    def _start_daemons(self, made: Path) -> None:
+        shutil.copy(shutil.which("runc") or "", self.directory / "stand-in" / "runc")
         stand_in = MOUNTS / "stand-in"
         pair = (f"{stand_in}/ca.crt", f"{stand_in}/server.key")
         server = self._start(MASTER, "api_server", *pair, *WORKERS)
@@ -78,6 +90,57 @@ class Kubernetes(Cluster):
         command = ["/usr/bin/python3", f"{MOUNTS}/stand-in/{name}.py", *arguments]
         path = f"{MOUNTS}/stand-in:/usr/sbin:/usr/bin:/sbin:/bin"
         return self.start_daemon(host, name, command, {"PATH": path}, user_id=0)
+
+    def conf(self, name: str) -> dict[str, str]:
+        """Return the defaults of Spark for an application of the lane."""
+        claims = {
+            f"spark.kubernetes.{role}.volumes.persistentVolumeClaim.{CLAIM}.{key}": value
+            for role in ("driver", "executor")
+            for key, value in {
+                "mount.path": str(MOUNTS / CLAIM),
+                "options.claimName": CLAIM,
+            }.items()
+        }
+        return {
+            **JOB_CONF,
+            **claims,
+            "spark.app.name": name,
+            "spark.kubernetes.driver.pod.name": _driver(name),
+            "spark.kubernetes.executor.podNamePrefix": name,
+            "spark.driver.memoryOverhead": "640m",
+            "spark.executor.instances": "2",
+            "spark.executor.cores": "2",
+            "spark.task.maxFailures": "10",
+        }
+
+    def _write_credentials(self) -> None:
+        """Write a certificate of the API server, and who may call it."""
+        folder = self.directory / "stand-in"
+        account = folder / "account"
+        account.mkdir()
+        authority = folder / "ca.crt"
+        names = f"DNS:{MASTER},DNS:kubernetes.default.svc,IP:{self.hosts.address(MASTER)}"
+        made = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2")
+        told = ("-subj", f"/CN={MASTER}", "-addext", f"subjectAltName={names}")
+        to = ("-keyout", folder / "server.key", "-out", authority)
+        subprocess.run([*made, *told, *to], check=True, capture_output=True)
+        for path in (folder, account):
+            shutil.copy(authority, account)
+            (path / "token").write_text(TOKEN)
+        (account / "namespace").write_text("default")
+        (folder / "kubeconfig").write_text(json.dumps(self._kubeconfig(TOKEN)))
+
+    def _kubeconfig(self, token: str) -> dict[str, Any]:
+        data = base64.b64encode((self.directory / "stand-in" / "ca.crt").read_bytes()).decode()
+        server = {"server": f"https://{MASTER}:6443", "certificate-authority-data": data}
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "lane", "cluster": server}],
+            "users": [{"name": "lane", "user": {"token": token}}],
+            "contexts": [{"name": "lane", "context": {"cluster": "lane", "user": "lane"}}],
+            "current-context": "lane",
+        }
 
     def run(
         self,
@@ -103,7 +166,7 @@ class Kubernetes(Cluster):
             words[place] = f"{key}={value}"
         settings = self.directory / "files" / name
         settings.mkdir()
-        lines = [f"{key} {value}\n" for key, value in {**_conf(name), **conf}.items()]
+        lines = [f"{key} {value}\n" for key, value in {**self.conf(name), **conf}.items()]
         (settings / "spark-defaults.conf").write_text("".join(lines))
         environment = {
             "SPARK_HOME": f"{MOUNTS}/spark",
@@ -113,10 +176,13 @@ class Kubernetes(Cluster):
         submitted, output = self.submit(name, [*words, *arguments], environment)
 
         def logs() -> Iterable[Path]:
-            disks = (self.hosts.disk(host) for host in WORKERS)
-            return [path for disk in disks for path in disk.glob(f"{_driver(name)}.log")]
+            return self._logs(_driver(name))
 
         return Application(submitted, output, logs)
+
+    def _logs(self, pod: str) -> list[Path]:
+        disks = (self.hosts.disk(host) for host in WORKERS)
+        return [path for disk in disks for path in disk.glob(f"{pod}.log")]
 
     def delete_pod(self, name: str) -> None:
         """Delete a pod, as `kubectl delete pod` does."""
@@ -127,7 +193,7 @@ class Kubernetes(Cluster):
         folder = str(self.directory / "stand-in")
         program = (
             "import json, kubelet, pathlib; "
-            f"server = kubelet.ApiServer({MASTER!r}, pathlib.Path({folder!r}, 'ca.crt')); "
+            f"server = kubelet.ApiServer({MASTER!r}, pathlib.Path({folder!r})); "
             f"print(json.dumps(server.call({method!r}, '/api/v1/namespaces/default/{path}')))"
         )
         words = ["/usr/bin/python3", "-c", program]
@@ -136,11 +202,17 @@ class Kubernetes(Cluster):
     def kill_in_pod(self, name: str, is_meant: Callable[[list[str]], bool]) -> None:
         """Kill, with SIGKILL, a process of a pod whose command line is meant."""
 
+        group = self._group_of(name)
+
         def find() -> list[int]:
-            pids = {pid for file in self._groups(f"{name}/cgroup.procs") for pid in _pids(file)}
+            pids = {pid for file in self._groups(f"{group}/cgroup.procs") for pid in _pids(file)}
             return [pid for pid in pids if is_meant(command_line(pid))]
 
         os.kill(wait_for(find, f"what is to be killed in {name}")[0], signal.SIGKILL)
+
+    def _group_of(self, pod: str) -> str:
+        """Return a pattern of the cgroups of a pod, below that of the lane."""
+        return pod
 
     def _groups(self, pattern: str) -> Iterable[Path]:
         """Yield what is in the cgroups of the lane, where there is one tree of them or several."""
@@ -154,13 +226,16 @@ class Kubernetes(Cluster):
             AssertionError: An engine, a scratch directory or an object stays.
         """
         wait_for(lambda: len(self._objects("pods")) <= 1, "executors' pods to be deleted")
+        for pod in self._objects("pods"):
+            self._logs(pod)
         super().await_nothing_left()
         self._call("DELETE", "pods")
         for kind in ("pods", "services", "configmaps"):
             wait_for(lambda kind=kind: not self._objects(kind), f"{kind} to be deleted")
 
     def _objects(self, kind: str) -> list[str]:
-        return [found["metadata"]["name"] for found in self._call("GET", kind)["items"]]
+        names = (found["metadata"]["name"] for found in self._call("GET", kind)["items"])
+        return [name for name in names if name not in _OF_KUBERNETES]
 
     def stop(self) -> None:
         """End everything, also the cgroups that killed containers leave."""
@@ -184,53 +259,3 @@ def _is_removed(group: Path) -> bool:
 
 def _driver(name: str) -> str:
     return f"{name}-driver"
-
-
-def _conf(name: str) -> dict[str, str]:
-    """Return the defaults of Spark for an application of the lane."""
-    claims = {
-        f"spark.kubernetes.{role}.volumes.persistentVolumeClaim.{_CLAIM}.{key}": value
-        for role in ("driver", "executor")
-        for key, value in {
-            "mount.path": str(MOUNTS / _CLAIM),
-            "options.claimName": _CLAIM,
-        }.items()
-    }
-    return {
-        **JOB_CONF,
-        **claims,
-        "spark.app.name": name,
-        "spark.kubernetes.driver.pod.name": _driver(name),
-        "spark.kubernetes.executor.podNamePrefix": name,
-        "spark.driver.memoryOverhead": "640m",
-        "spark.executor.instances": "2",
-        "spark.executor.cores": "2",
-        "spark.task.maxFailures": "10",
-    }
-
-
-def _write_stand_in(folder: Path) -> None:
-    """Write what the stand-in needs: its programs, a certificate, and who may call it."""
-    shutil.copytree(_STAND_IN, folder)
-    shutil.copy(shutil.which("runc") or "", folder / "runc")
-    account = folder / "account"
-    account.mkdir()
-    authority = folder / "ca.crt"
-    subject, names = _NAMES
-    made = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2")
-    told = ("-subj", subject, "-addext", names, "-keyout", folder / "server.key")
-    subprocess.run([*made, *told, "-out", authority], check=True, capture_output=True)
-    shutil.copy(authority, account)
-    (account / "token").write_text(_TOKEN)
-    (account / "namespace").write_text("default")
-    data = base64.b64encode(authority.read_bytes()).decode()
-    server = {"server": f"https://{MASTER}:6443", "certificate-authority-data": data}
-    kubeconfig = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "lane", "cluster": server}],
-        "users": [{"name": "lane", "user": {"token": _TOKEN}}],
-        "contexts": [{"name": "lane", "context": {"cluster": "lane", "user": "lane"}}],
-        "current-context": "lane",
-    }
-    (folder / "kubeconfig").write_text(json.dumps(kubeconfig))

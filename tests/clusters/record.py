@@ -33,8 +33,8 @@ Spark {spark}, {system}.
 _TITLES = {"kubernetes": "pods"}
 _NOTES = {
     "kubernetes": """
-Pods are containers of the image of docs/deploy.md, submitted by its line. The API server and the
-kubelets of two nodes are stand-ins: there is no control plane of Kubernetes."""
+Pods are containers of the image of docs/deploy.md, submitted by its line. The mode says whose
+control plane and kubelets there were: those of Kubernetes, or stand-ins for them."""
 }
 
 

@@ -47,7 +47,7 @@ def start(cluster: Cluster) -> None:
     cluster.start_daemon(HOST, "weed", command, {})
     made = (
         "import boto3; from botocore.config import Config; "
-        f"boto3.client('s3', endpoint_url={endpoint()!r}, region_name='us-east-1', "
+        f"boto3.client('s3', endpoint_url={endpoint(cluster)!r}, region_name='us-east-1', "
         f"aws_access_key_id={_KEYS['accessKey']!r}, aws_secret_access_key={_KEYS['secretKey']!r}, "
         "config=Config(s3={'addressing_style': 'path'}))"
         f".create_bucket(Bucket={BUCKET!r})"
@@ -59,25 +59,25 @@ def start(cluster: Cluster) -> None:
     wait_for(has_bucket, "the bucket")
 
 
-def endpoint() -> str:
+def endpoint(cluster: Cluster) -> str:
     """Return its address on the network of the hosts."""
-    return f"http://{HOST}:{_PORT}"
+    return f"http://{cluster.hosts.address(HOST)}:{_PORT}"
 
 
-def conf() -> dict[str, str]:
+def conf(cluster: Cluster) -> dict[str, str]:
     """Return the configuration of a query that reaches it."""
-    return {f"{PREFIX}{name}": value for name, value in _options().items()}
+    return {f"{PREFIX}{name}": value for name, value in _options(cluster).items()}
 
 
-def command_line() -> list[str]:
+def command_line(cluster: Cluster) -> list[str]:
     """Return the options of a command that reach it."""
-    return [f"--storage-option={name}={value}" for name, value in _options().items()]
+    return [f"--storage-option={name}={value}" for name, value in _options(cluster).items()]
 
 
-def _options() -> dict[str, str]:
+def _options(cluster: Cluster) -> dict[str, str]:
     """Return the options that reach it, by their names without a prefix."""
     return {
-        "s3.endpoint": endpoint(),
+        "s3.endpoint": endpoint(cluster),
         "s3.pathStyle": "true",
         "s3.region": "us-east-1",
         **{f"s3.{name}": value for name, value in _KEYS.items()},

@@ -1,7 +1,8 @@
-"""Queries in pods, by a stand-in for Kubernetes, with what may be killed killed."""
+"""Queries in pods, by Kubernetes or a stand-in for it, with what may be killed killed."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,10 +12,11 @@ import pytest
 from statestore.core.options import PREFIX
 from tests.seaweed import find_weed
 
-from . import seaweed
+from . import real_kubernetes, seaweed
 from .cluster import LIGHT_JVM, is_engine
 from .kubernetes import Kubernetes, why_not
 from .query import Input
+from .real_kubernetes import RealKubernetes
 from .record import Row
 
 FORMAT = {f"{PREFIX}checkpointFormatVersion": "2"}
@@ -25,8 +27,12 @@ OVERHEAD = "spark.executor.memoryOverhead"
 def cluster(cluster_directory: Path) -> Iterator[Kubernetes]:
     if reason := why_not():
         pytest.skip(f"no pods: {reason}")
+    is_real = bool(os.environ.get(real_kubernetes.BINARY))
+    if is_real and (reason := real_kubernetes.why_not()):
+        pytest.skip(f"no Kubernetes: {reason}")
     others, folders = seaweed.host_where_installed(cluster_directory)
-    cluster = Kubernetes(cluster_directory, others, folders)
+    kind = RealKubernetes if is_real else Kubernetes
+    cluster = kind(cluster_directory, others, folders)
     try:
         cluster.start()
         yield cluster
@@ -44,7 +50,7 @@ def test_state_on_s3_is_right_when_pods_and_engines_end(
     events = Input(here / "input")
     events.add(5)
     paths = [str(there / name) for name in ("input", "sink", "checkpoint")]
-    conf = seaweed.conf() | FORMAT
+    conf = seaweed.conf(cluster) | FORMAT
     where = {f"{PREFIX}checkpointStorage": f"s3://{seaweed.BUCKET}/pods"}
     began_s = time.monotonic()
 
@@ -61,13 +67,15 @@ def test_state_on_s3_is_right_when_pods_and_engines_end(
     cluster.await_nothing_left()
 
     seconds = time.monotonic() - began_s
-    keys = cluster.check(events, here / "sink", str(here / "checkpoint"), *seaweed.command_line())
+    keys = cluster.check(
+        events, here / "sink", str(here / "checkpoint"), *seaweed.command_line(cluster)
+    )
     record(
         Row.of(
             seconds,
             first,
             second,
-            mode="cluster",
+            mode=f"cluster, {cluster.KIND}",
             storage="S3 (SeaweedFS)",
             backend="rocksdb, format 2",
             killed="executor's pod, by deleting it; engine in a pod",
@@ -104,7 +112,7 @@ def test_query_goes_on_after_its_pods_were_too_small(
             seconds,
             small,
             right,
-            mode="cluster",
+            mode=f"cluster, {cluster.KIND}",
             storage="volume",
             backend="rocksdb, format 2",
             killed="3 pods, by their memory limit (OOMKilled); the driver's pod, by deleting it",

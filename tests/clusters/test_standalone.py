@@ -91,7 +91,7 @@ def test_state_on_s3_is_found_again_by_the_next_application(
     events = Input(here / "input")
     events.add(5)
     paths = [str(there / name) for name in ("input", "sink", "checkpoint")]
-    conf = seaweed.conf()
+    conf = seaweed.conf(cluster)
     conf[FORMAT] = "2"
     began_s = time.monotonic()
 
@@ -106,7 +106,9 @@ def test_state_on_s3_is_found_again_by_the_next_application(
     cluster.await_nothing_left()
 
     seconds = time.monotonic() - began_s
-    keys = cluster.check(events, here / "sink", str(here / "checkpoint"), *seaweed.command_line())
+    keys = cluster.check(
+        events, here / "sink", str(here / "checkpoint"), *seaweed.command_line(cluster)
+    )
     record(
         Row.of(
             seconds,

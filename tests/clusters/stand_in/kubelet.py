@@ -37,15 +37,16 @@ Object = dict[str, Any]
 class ApiServer:
     """The API server, over connections that each serve one call."""
 
-    def __init__(self, host: str, authority: Path) -> None:
+    def __init__(self, host: str, credentials: Path) -> None:
         self._host = host
-        self._tls = ssl.create_default_context(cafile=str(authority))
+        self._tls = ssl.create_default_context(cafile=str(credentials / "ca.crt"))
+        self._headers = {"Authorization": f"Bearer {(credentials / 'token').read_text()}"}
 
     def call(self, method: str, path: str, body: Object | None = None) -> Object:
         """Return what it answers; {} where there is no such object."""
         connection = http.client.HTTPSConnection(self._host, 6443, context=self._tls, timeout=30)
         try:
-            connection.request(method, path, body and json.dumps(body))
+            connection.request(method, path, body and json.dumps(body), self._headers)
             answer = connection.getresponse()
             content = answer.read()
             return json.loads(content) if answer.status == http.HTTPStatus.OK else {}
@@ -327,7 +328,7 @@ def main(
     hosts = dict(
         reversed(line.split()) for line in Path("/etc/hosts").read_text().splitlines() if line
     )
-    api = ApiServer(server, Path(credentials, "ca.crt"))
+    api = ApiServer(server, Path(credentials))
     node = Node(name, api, hosts[server], Path(credentials), Path(images), group, first_address)
     print("ready", flush=True)
     while True:
