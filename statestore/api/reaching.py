@@ -45,9 +45,9 @@ class Reach:
         spark: As given.
 
     Raises:
-        InvalidArgumentError: An option does not exist, or its value is out of range; there are both
-            a session and options that a session has already; or the session is one of Spark Connect
-            (kind spark-connect).
+        InvalidArgumentError: The directory is empty; an option does not exist, or its value is out
+            of range; there are both a session and options that a session has already; or the
+            session is one of Spark Connect (kind spark-connect).
     """
 
     def __init__(

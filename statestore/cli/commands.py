@@ -212,7 +212,7 @@ def doctor(
     if storage is None and backend not in IN_DRIVER_MEMORY:
         storage = tempfile.gettempdir()
     checks = []
-    reach = Reach(storage or "", storage_options, None)
+    reach = Reach(storage or tempfile.gettempdir(), storage_options, None)
     with reach.using():
         for check in Diagnosis(backend, storage, python, reach.place.options).run():
             checks.append(check)
