@@ -135,7 +135,7 @@ def test_trial_in_a_bucket_is_promoted_and_dropped(made):
     assert bucket.io.list_tree(f"{bucket.path}/trial") == []
 
 
-@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.extended)])
+@pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.extended)])
 def test_promote_in_a_bucket_that_is_killed_goes_on_or_back(made, every):
     """Catches a `kill -9` between two requests after which the old or the new is lost, or neither
     goes on, or a query starts from what is neither.
@@ -164,7 +164,7 @@ def test_promote_in_a_bucket_that_is_killed_goes_on_or_back(made, every):
     assert set(seen) == set(order)
 
 
-@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.extended)])
+@pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.extended)])
 def test_old_in_a_bucket_that_is_put_back_when_killed_is_whole_or_refused(made, every):
     """Catches a way back that ends between two requests, and cannot be gone on either side."""
     bucket, old, new = made
