@@ -106,11 +106,12 @@ class Node:
             uid = pod["metadata"]["uid"]
             if pod["spec"]["nodeName"] != self._name:
                 continue
-            if uid not in self._pods:
+            is_new = uid not in self._pods
+            if is_new:
                 self._pods[uid] = Pod(self, pod, f"{self._network}.{self._number}")
                 self._number += 1
             self._pods[uid].write_hosts(hosts)
-            if not self._pods[uid].is_alive():
+            if is_new:
                 self._pods[uid].start()
             if "deletionTimestamp" in pod["metadata"]:
                 self._pods[uid].stop()
