@@ -156,8 +156,8 @@ use_memory_for_scratch() {
 }
 
 # Tests without Spark also wait, for processes that start, for files on the disk and for clocks: three
-# of them keep two processors busy. Those of style are lint's. Two with Spark do, each with an application that its tests share;
-# which of them stay together says tests/spark/conftest.py.
+# of them keep two processors busy. Two with Spark do, each with an application that its tests share;
+# which of them stay together says tests/spark/conftest.py. The tests of style are lint's.
 run_tests() {
   use_memory_for_scratch
   local failed=0 again pytest

@@ -4,7 +4,7 @@ from statestore import Checkpoint, Trial
 from statestore.core.clock import ManualClock
 from statestore.io.local import LocalFileIO
 from statestore.operations.trial.record import Compared, Record, State, write_record
-from statestore.testing.checkpoints import QUERY_ID, MadeCheckpoint
+from statestore.testing.checkpoints import QUERY_ID, MadeCheckpoint, read_checkpoint
 from tests.rescaled import KEYED, make
 
 
@@ -39,3 +39,10 @@ def tried(tmp_path, checkpoint_format=1):
     )
     write_record(LocalFileIO(), str(trial), record)
     return ck, Trial(trial)
+
+
+def tried_with_rows(folder, checkpoint_format):
+    """Make a directory with both; return it, and the rows of the old and of the new."""
+    folder.mkdir()
+    ck, trial = tried(folder, checkpoint_format)
+    return folder, read_checkpoint(ck.uri), read_checkpoint(trial.checkpoint.uri)

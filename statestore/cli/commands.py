@@ -212,6 +212,7 @@ def doctor(
     if storage is None and backend not in IN_DRIVER_MEMORY:
         storage = tempfile.gettempdir()
     checks = []
+    # The heap backend has no storage; the options are read all the same.
     reach = Reach(storage or tempfile.gettempdir(), storage_options, None)
     with reach.using():
         for check in Diagnosis(backend, storage, python, reach.place.options).run():

@@ -37,7 +37,7 @@ from statestore.operations.trial.replacing import put_back, replace_by_branch
 from statestore.testing.checkpoints import QUERY_ID, read_checkpoint
 from statestore.testing.fault_io import Fault, FaultFileIO
 from tests.faults.steps import CHANGES, Killer, processes
-from tests.made_trials import tried
+from tests.made_trials import tried_with_rows
 from tests.seams import place_of
 
 FAULTS = (*CHANGES, "delete_tree", "link", "make_directory")
@@ -106,10 +106,7 @@ class World:
 @pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.extended)])
 def made(request, tmp_path):
     """A directory with a checkpoint and a trial, and their rows."""
-    original = tmp_path / "original"
-    original.mkdir()
-    ck, trial = tried(original, request.param)
-    return original, read_checkpoint(ck.uri), read_checkpoint(trial.checkpoint.uri)
+    return tried_with_rows(tmp_path / "original", request.param)
 
 
 def _promote_and_die(world, lives):

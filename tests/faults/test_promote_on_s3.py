@@ -21,7 +21,7 @@ from statestore.operations.new_directory import unfinished_operation
 from statestore.operations.trial.record import read_record, write_record
 from statestore.testing.checkpoints import read_checkpoint
 from tests.faults.steps import processes
-from tests.made_trials import tried
+from tests.made_trials import tried_with_rows
 from tests.seaweed import KEY
 
 CHANGING = ("put", "delete")
@@ -105,10 +105,7 @@ def _do_and_die(uri, given, method, lives):
 @pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.extended)])
 def original(request, tmp_path):
     """A directory with a checkpoint and a trial, and their rows."""
-    folder = tmp_path / "original"
-    folder.mkdir()
-    ck, trial = tried(folder, request.param)
-    return folder, read_checkpoint(ck.uri), read_checkpoint(trial.checkpoint.uri)
+    return tried_with_rows(tmp_path / "original", request.param)
 
 
 @pytest.fixture

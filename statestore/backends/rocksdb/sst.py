@@ -212,6 +212,10 @@ def read_delta(path: str, arrow_length: int) -> Delta:
     return Delta(keys, values, merges, int(google_crc32c.value(stream)))
 
 
+NO_KEYS: pa.ChunkedArray[Any] = pa.chunked_array([], pa.binary())
+"""What `read_keys` returns of a delta without rows."""
+
+
 def read_keys(path: str, arrow_length: int) -> pa.ChunkedArray[Any]:
     """Read the encoded keys of a delta in key order, as a binary column.
 
@@ -250,7 +254,7 @@ def _encoded_values(batch: pa.RecordBatch) -> pa.Array[Any]:
 
 
 def _listed(column: pa.Array[Any]) -> list[Any]:
-    """Return the bytes of each row, None where the column is null."""
+    """Return the bytes of each row: none is None but where the column is null."""
     return column.to_pylist()
 
 
@@ -303,22 +307,21 @@ def write_body(rows: Iterable[EncodedRow], path: str, options: Options) -> SstBo
 
 
 def write_body_of(
-    sst_path: str, num_puts: int, deleted: pa.ChunkedArray[Any] | None, path: str
+    sst_path: str, num_puts: int, deleted: pa.ChunkedArray[Any], path: str
 ) -> SstBody:
     """Write the body that an SST begins.
 
     Args:
         sst_path: The SST; stays. Empty without rows.
         num_puts: Rows in it that are puts.
-        deleted: Encoded keys that it deletes, in key order; None for none.
+        deleted: Encoded keys that it deletes, as `read_keys` returns them.
         path: File to write.
 
     Raises:
         OSError: The local disk failed.
     """
     with _Deletes(f"{path}.deletes") as deletes:
-        if deleted is not None:
-            deletes.extend(deleted)
+        deletes.extend(deleted)
         return _join_body(sst_path, num_puts, deletes, path)
 
 

@@ -292,11 +292,10 @@ class RocksDBVersions(VersionsBase):
         self, new: NewVersion, rows: SstRows, local_path: str, length: int, scratch: str
     ) -> _Written:
         """Take over an SST of puts and deletes that is written already; it stays."""
-        deletes = None
+        deletes = sst.NO_KEYS
         if rows.deletes_path is not None:
             deletes = sst.read_keys(rows.deletes_path, rows.deletes_length)
-        num_deletes = 0 if deletes is None else len(deletes)
-        check_rows(new, new.rows.put + num_deletes, local_path)
+        check_rows(new, new.rows.put + len(deletes), local_path)
         with local_errors("write an SST", scratch):
             check_length(local_path, length)
             body = sst.write_body_of(local_path, new.rows.put, deletes, scratch)
