@@ -108,7 +108,8 @@ def main(asked: str) -> None:
         ):
             time.sleep(0.2)
         while True:  # a change may be under way, which starts it again
-            handles[-1].stop()
+            for handle in handles[-1:]:  # none before its first start
+                handle.stop()
             time.sleep(0.2)
 
     threading.Thread(target=stop, daemon=True).start()

@@ -87,7 +87,8 @@ def scale(world: World, rng: Generator) -> Step | None:
             ):
                 time.sleep(0.2)
             while runs.is_set():
-                handles[-1].stop()
+                for handle in handles[-1:]:  # none before its first start
+                    handle.stop()
                 time.sleep(0.2)
 
         runs = threading.Event()
