@@ -54,8 +54,18 @@ IGNORED_WARNINGS = [
     ":pytest.PytestUnraisableExceptionWarning",
     "PySpark does not yet fully support pandas:FutureWarning",
 ]
-INTERPRETED_FILES = {"test_rescale", "test_restore_from_spark"}
-"""Files in which Spark interprets its plans: they are about operations on checkpoints.
+INTERPRETED_FILES = {
+    "test_bad_input",
+    "test_checkpoint_storage",
+    "test_hadoop_storage",
+    "test_in_use",
+    "test_lifecycle",
+    "test_metrics",
+    "test_rescale",
+    "test_restore_from_spark",
+    "test_scaling",
+}
+"""Files in which Spark interprets its plans: they are about checkpoints, calls and failures.
 
 All others, above all those that compare rows of every kind of query with those of Spark's own
 stores, have Spark compile code, as users do: what keys and values are made of may depend on it.
