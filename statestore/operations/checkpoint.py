@@ -261,7 +261,7 @@ class OpenCheckpoint(QueryLogs):
     def require_metadata(self, version: int) -> None:
         """Check that every operator that has state has metadata, without which nobody knows of it.
 
-        So has every store of theirs, which has a directory of its own in a state partition.
+        So has every store of such an operator that has a directory in a state partition.
         Operators are numbered without a gap. In checkpoint format v2 the commit log says which
         there are. In v1 only their directories tell: the last of several is not missed when all of
         it is lost.

@@ -79,7 +79,7 @@ def draw_condition(
     Args:
         rng: Where chance comes from.
         family: Its columns are those of the condition.
-        rows: The rows; most literals are values of theirs.
+        rows: The rows; most literals are values that they have.
         only_keys: Whether only columns of the grouping key may be in it.
         only_paths: Whether every column is named by its path: as DuckDB itself understands it.
     """

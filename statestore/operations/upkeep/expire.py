@@ -47,7 +47,7 @@ or branch that is being made reads them; or state partitions of another number, 
 rescale, are made of their files."""
 
 _REASONS: dict[StayReason, str] = {
-    "needed": "versions that are kept, or a snapshot of theirs, are made of their files",
+    "needed": "kept versions and their snapshots are made of these files",
     "pinned": "a savepoint or branch that is being made reads them; expire again when it is done",
     "rescaled": "state partitions that a rescale made or left are made of their files",
 }

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from statestore.operations.committed_version import CommittedVersion
 
 MERGE_ZEROS = {"stateStoreSave", "sessionWindowStateStoreSaveExec", "symmetricHashJoin"}
-"""Operators, by Spark's short names, that aggregate or join: 0.0 and -0.0 are one key of theirs."""
+"""Operators, by Spark's short names, that aggregate or join: to them 0.0 and -0.0 are one key."""
 
 
 @dataclass(frozen=True, slots=True)
