@@ -142,10 +142,10 @@ def _plant_forgets_the_index() -> None:
     """A forget that looks at the keys of a store, and not where they stand with an index."""
     find = Wanted._of_family
 
-    def find_some(self: Any, stored: Any, store: str, family: Any) -> Any:
+    def find_some(self: Any, stored: Any, store: str, family: Any, found: Any) -> Any:
         if "WithIndex" in store or family.name.startswith("$"):
             return np.zeros(0, np.int64)
-        return find(self, stored, store, family)
+        return find(self, stored, store, family, found)
 
     Wanted._of_family = find_some  # type: ignore[method-assign]
 

@@ -80,7 +80,7 @@ class Forgetting:
     Args:
         checkpoint: The checkpoint.
         operator: Operator ID.
-        wanted: The keys; those that are forgotten are these as they were found.
+        wanted: The keys; once it is made, these as they were found.
         all_rows: Whether every row of the operator may go.
         certificate: Where the certificate goes; None for nowhere.
         progress: Called with the files read and their number.
@@ -103,14 +103,17 @@ class Forgetting:
         checkpoint, wanted = self.checkpoint, self.wanted
         self._batch = find_edit(checkpoint)
         self._version = find_version(checkpoint)
-        wanted.found.clear()
         self.damaged = {}
-        self.found = dict(find_rows(checkpoint, self.operator, wanted, self.damaged, self.progress))
+        keys = self._keys_found = set[bytes]()
+        self.found = dict(
+            find_rows(checkpoint, self.operator, wanted, keys, self.damaged, self.progress)
+        )
         self._num_rows = self._num_rows_before = 0
         for store, head in self._version.heads.items():
             for batch in read_rows(checkpoint, head) if self._is_own(store) else ():
-                self._num_rows += len(wanted.find(batch, store.name, head.trailer))
+                self._num_rows += len(wanted.find(batch, store.name, head.trailer, keys))
                 self._num_rows_before += batch.num_rows
+        self.wanted = wanted = wanted.as_found(keys)
         self._begun = None
         if self.certificate is not None:
             self._begun = self.certificate.begun(checkpoint.uri, self.operator, wanted)
@@ -145,12 +148,12 @@ class Forgetting:
             version, written = self._begun.version, ()
             files = [file for file in files if _version_of(file) < version]
         removed = [file for file in files if file.is_state]
-        found = sorted(self.wanted.found)[:_MOST_KEYS_SHOWN]
+        found = sorted(self._keys_found)[:_MOST_KEYS_SHOWN]
         return Forget(
             checkpoint=self.checkpoint.uri,
             operator=self.operator,
             num_keys=len(self.wanted.encoded),
-            num_keys_found=len(self.wanted.found),
+            num_keys_found=len(self._keys_found),
             keys=tuple(map(_shown, spelled(self.wanted, found))),
             batch=version - 1,
             version=version,
@@ -192,7 +195,7 @@ class Forgetting:
             certificate = replace(
                 certificate,
                 status="complete",
-                search=search(self.checkpoint, self.operator, self.wanted.as_found()),
+                search=search(self.checkpoint, self.operator, self.wanted),
                 completed_at=format_time(now_ms),
                 completed_ms=now_ms,
             )
@@ -327,17 +330,16 @@ class Forgetting:
     def _write(self, progress: Progress) -> dict[StoreName, PublishedFile]:
         heads = self._version.heads
         work = work_on(self.checkpoint)
-        wanted = self.wanted.as_found()
         made: dict[StoreName, PublishedFile] = {}
         with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
             for store, head in zip(
-                heads, pool.map(lambda one: self._write_one(one, wanted, work), heads), strict=True
+                heads, pool.map(lambda one: self._write_one(one, work), heads), strict=True
             ):
                 made[store] = head
                 progress(len(made), len(heads))
         return made
 
-    def _write_one(self, store: StoreName, wanted: Wanted, work: Work) -> PublishedFile:
+    def _write_one(self, store: StoreName, work: Work) -> PublishedFile:
         head = self._version.heads[store]
         location = self.checkpoint.location(store)
         new_id = RandomIds().new_id()
@@ -346,12 +348,12 @@ class Forgetting:
         trailer = head.trailer
         new = dealt_anew([trailer], trailer.num_partitions, trailer.max_parallelism)
         new = replace(new, version=trailer.version + 1, checkpoint_id=new_id)
-        return write_full_state(location, new, self._staying(head, wanted), work)
+        return write_full_state(location, new, self._staying(head), work)
 
-    def _staying(self, head: PublishedFile, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    def _staying(self, head: PublishedFile) -> Iterator[pa.RecordBatch]:
         for batch in read_rows(self.checkpoint, head):
             stays = np.ones(batch.num_rows, bool)
-            stays[wanted.find(batch, head.trailer.store.name, head.trailer)] = False
+            stays[self.wanted.find(batch, head.trailer.store.name, head.trailer)] = False
             yield pick(batch, stays)
 
 

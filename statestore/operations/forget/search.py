@@ -189,6 +189,7 @@ def find_rows(
     checkpoint: OpenCheckpoint,
     operator: int,
     wanted: Wanted,
+    found: set[bytes],
     damaged: dict[str, CorruptionError],
     progress: Progress = no_progress,
 ) -> Iterator[tuple[str, int]]:
@@ -197,7 +198,8 @@ def find_rows(
     Args:
         checkpoint: The checkpoint.
         operator: Operator ID.
-        wanted: The keys, which are noted there.
+        wanted: The keys.
+        found: Gets those of them that a row has, as bytes.
         damaged: Gets the files that cannot be read to their end, as a version that was taken back
             may have left them.
         progress: Called with the files read and their number.
@@ -212,7 +214,7 @@ def find_rows(
         local_path = file.location.io.fetch(file.path)
         try:
             for trailer, batch in rows_of_file(checkpoint, file.path, local_path):
-                num_found += len(wanted.find(batch, file.location.store.name, trailer))
+                num_found += len(wanted.find(batch, file.location.store.name, trailer, found))
         except CorruptionError as error:
             damaged[file.path] = error
         progress(number + 1, len(files))

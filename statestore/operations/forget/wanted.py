@@ -42,8 +42,7 @@ class Wanted:
             `key`; None with `where`. What can be read once only is read here.
 
     Attributes:
-        encoded: Grouping keys that were given, or found by the condition, as bytes.
-        found: Those of them that a row has which was asked for.
+        encoded: Grouping keys that are given, as bytes; of a condition none.
         grouping: The column family that they would make; None until the first row.
 
     Raises:
@@ -60,7 +59,6 @@ class Wanted:
             )
         self.where = where
         self.encoded: set[bytes] = set()
-        self.found: set[bytes] = set()
         self.grouping: ColumnFamily | None = None
         self._condition = None if where is None else Condition(where)
         self._given = None if keys is None else kept(keys)
@@ -77,28 +75,35 @@ class Wanted:
             if grouping is not None:
                 self._prepare(store, grouping)
 
-    def find(self, batch: pa.RecordBatch, store: str, trailer: Trailer) -> npt.NDArray[np.int64]:
-        """Return which rows are of keys that are meant, ascending; note those keys.
+    def find(
+        self,
+        batch: pa.RecordBatch,
+        store: str,
+        trailer: Trailer,
+        found: set[bytes] | None = None,
+    ) -> npt.NDArray[np.int64]:
+        """Return which rows are of keys that are meant, ascending.
 
         Args:
             batch: Rows of the state file schema.
             store: Name of their store.
             trailer: Of the file or version that has them.
+            found: Gets the keys of these rows, as bytes.
 
         Raises:
             InvalidArgumentError: What is given is no key of the operator, or no condition over it.
             CorruptionError, IncompatibleError: As `decode_keys`.
         """
         families = to_numpy(batch.column(1), np.uint16)
-        found = [
-            rows[self._of_family(batch.column(3).take(from_numpy(rows, pa.int64())), store, family)]
-            for family in trailer.column_families
-            if len(rows := np.flatnonzero(families == family.id))
-        ]
-        return np.sort(np.concatenate(found)) if found else np.zeros(0, np.int64)
+        meant = []
+        for family in trailer.column_families:
+            if len(rows := np.flatnonzero(families == family.id)):
+                stored = batch.column(3).take(from_numpy(rows, pa.int64()))
+                meant.append(rows[self._of_family(stored, store, family, found)])
+        return np.sort(np.concatenate(meant)) if meant else np.zeros(0, np.int64)
 
     def _of_family(
-        self, stored: pa.Array[Any], store: str, family: ColumnFamily
+        self, stored: pa.Array[Any], store: str, family: ColumnFamily, found: set[bytes] | None
     ) -> npt.NDArray[np.int64]:
         grouping = grouping_family(store, family)
         if grouping is None:
@@ -111,10 +116,9 @@ class Wanted:
         else:
             batch = pa.RecordBatch.from_arrays([keys], names=["key"])
             meant = self._condition.rows(batch)
-        new: list[Any] = encoded.take(from_numpy(meant, pa.int64())).to_pylist()
-        self.found.update(new)
-        if self._condition is not None:
-            self.encoded.update(new)
+        if found is not None:
+            of_rows: list[Any] = encoded.take(from_numpy(meant, pa.int64())).to_pylist()
+            found.update(of_rows)
         return meant
 
     def _prepare(self, store: str, grouping: ColumnFamily) -> None:
@@ -138,10 +142,11 @@ class Wanted:
         """What an error says of them: the condition, or how many are given."""
         return {"num_keys": len(self.encoded)} if self.where is None else {"where": self.where}
 
-    def as_found(self) -> Wanted:
-        """Return the keys as they were given or found, which reads and decides nothing anew."""
+    def as_found(self, found: set[bytes]) -> Wanted:
+        """Return the keys that are given, or those that the condition found, as given ones."""
         made = copy(self)
-        vars(made).update(found=set(), _condition=None, _given=None, _num_known=0)
+        encoded = self.encoded if self._condition is None else found
+        vars(made).update(encoded={*encoded}, _condition=None, _given=None, _num_known=0)
         return made
 
     def decoded(self, encoded: Iterable[bytes] | None = None) -> Any:
