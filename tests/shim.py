@@ -9,7 +9,7 @@ from typing import ClassVar
 import google_crc32c
 from rocksdict import SstFileWriter
 
-from statestore.backends.rocksdb.sst import Memory, encode_key
+from statestore.backends.rocksdb.sst import DatabaseMemory, encode_key
 from statestore.backends.rocksdb.view import View
 from statestore.codec.rows import DELETE, PUT, Row
 from statestore.core.options import StateStoreOptions
@@ -167,7 +167,7 @@ def write_sst(path, rows):
     rows_length = checksum = 0
     Path(path).touch()
     if encoded:
-        writer = SstFileWriter(Memory(1 << 20).options(StateStoreOptions()))
+        writer = SstFileWriter(DatabaseMemory(1 << 20).options(StateStoreOptions()))
         writer.open(path)
         for key, row in sorted(encoded.items()):
             if row.op == DELETE:

@@ -12,8 +12,7 @@ import threading
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING
 
-from statestore.backends.filesystem.versions import FilesystemVersions
-from statestore.backends.rocksdb.requirement import require_rocksdict
+from statestore.backends.opening import open_versions
 from statestore.core.options import BY_KEY
 from statestore.core.providers import IN_DRIVER_MEMORY
 from statestore.engine.session import Session, Versions
@@ -21,7 +20,7 @@ from statestore.engine.session import Session, Versions
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-    from statestore.backends.rocksdb.sst import Memory
+    from statestore.backends.rocksdb.sst import DatabaseMemory
     from statestore.checkpoint.layout import StoreLocation
     from statestore.core.clock import Clock
     from statestore.engine.requests import Request
@@ -67,7 +66,7 @@ class Sessions:
         """Unused sessions, in the order in which they were closed."""
         self._gone: OrderedDict[str, None] = OrderedDict()
         """The last provider instances that closed: no new session waits for one of them."""
-        self._rocksdb_memory: Memory | None = None
+        self._rocksdb_memory: DatabaseMemory | None = None
         self._rocksdb_memory_asked: set[int] = set()
         self._rocksdb_names: Counter[str] = Counter()
 
@@ -138,25 +137,21 @@ class Sessions:
         self._forget_closed()
 
     def _open_versions(self, request: Request, location: StoreLocation) -> Versions:
-        match request.backend(BACKENDS):
-            case "heap":
-                # Imported here, as below, because it needs what no other backend does.
-                from statestore.backends.heap.versions import HeapVersions
+        return open_versions(
+            request.backend(BACKENDS),
+            location,
+            self._clock,
+            home=lambda: self._storages.home(request),
+            database=lambda: self._database(request, location),
+        )
 
-                return HeapVersions(location, self._storages.home(request), self._clock)
-            case "rocksdb":
-                return self._open_rocksdb(request, location)
-            case backend:
-                return FilesystemVersions(location, self._clock, backend)
-
-    def _open_rocksdb(self, request: Request, location: StoreLocation) -> Versions:
-        require_rocksdict()
-        from statestore.backends.rocksdb.sst import Memory
-        from statestore.backends.rocksdb.versions import RocksDBVersions
+    def _database(self, request: Request, location: StoreLocation) -> tuple[str, DatabaseMemory]:
+        """Return a directory for a local database, and the memory of this engine's databases."""
+        from statestore.backends.rocksdb.sst import DatabaseMemory  # which needs an extra
 
         asked_bytes = request.options().rocksdb_memory_bytes
         with self._lock:
-            memory = self._rocksdb_memory = self._rocksdb_memory or Memory(asked_bytes)
+            memory = self._rocksdb_memory = self._rocksdb_memory or DatabaseMemory(asked_bytes)
             is_news = asked_bytes not in {memory.budget_bytes, *self._rocksdb_memory_asked}
             self._rocksdb_memory_asked.add(asked_bytes)
         if is_news:
@@ -173,8 +168,7 @@ class Sessions:
             # The same store by other credentials is another session, with a database of its own.
             self._rocksdb_names[name] += 1
             name = f"{name}-{self._rocksdb_names[name]}"
-        directory = f"{self._scratch_directory}/rocksdb/{name}"
-        return RocksDBVersions(location, self._clock, directory, memory)
+        return f"{self._scratch_directory}/rocksdb/{name}", memory
 
     def _keys_to_close(self, request: Request) -> list[tuple[str, StoreLocation]]:
         backend = request.backend(BACKENDS)

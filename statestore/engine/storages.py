@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from statestore.core.clock import Clock
     from statestore.core.options import StateStoreOptions
     from statestore.engine.requests import Request
+    from statestore.io.driver_memory_address import DriverMemoryAddress
     from statestore.io.file_io import FileIO
     from statestore.io.hadoop import HadoopFiles
-    from statestore.io.memory_address import MemoryAddress
 
 _NUM_REMEMBERED = 256
 
@@ -71,7 +71,7 @@ class Storages:
         self._local = io or LocalFileIO(clock=clock)
         self._lock = threading.Lock()
         self._hadoop = hadoop
-        self._memory: tuple[MemoryAddress, FileIO] | None = None
+        self._memory: tuple[DriverMemoryAddress, FileIO] | None = None
         self._cache: FetchCache | None = None
         self._s3: dict[S3Settings, FileIO] = {}
         self._hadoop_ios: dict[tuple[str, str], FileIO] = {}

@@ -21,10 +21,10 @@ import pyarrow as pa
 from pyarrow import flight
 
 from statestore.core.errors import StateStoreError, StorageError
+from statestore.io.driver_memory_address import DriverMemoryAddress
 from statestore.io.file_io import FileInfo, existing_file, missing_file
 from statestore.io.local import TEMPORARY_PREFIX, named_errors
 from statestore.io.memory import MemoryFileIO
-from statestore.io.memory_address import MemoryAddress
 
 CALL_TIMEOUT_S = 120.0
 SLICE_BYTES = 1 << 20
@@ -40,7 +40,7 @@ _REFUSALS: dict[str, Callable[[str], StateStoreError]] = {
 }
 
 
-class MemoryServer(flight.FlightServerBase):
+class DriverMemoryServer(flight.FlightServerBase):
     """Serves the files of a MemoryFileIO from the moment it is made.
 
     Args:
@@ -118,7 +118,7 @@ class DriverMemoryFileIO:
     """
 
     def __init__(
-        self, address: MemoryAddress, cache_directory: str, timeout_s: float = CALL_TIMEOUT_S
+        self, address: DriverMemoryAddress, cache_directory: str, timeout_s: float = CALL_TIMEOUT_S
     ) -> None:
         self._address = address
         self._cache_directory = cache_directory

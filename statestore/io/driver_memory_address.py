@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryAddress:
+class DriverMemoryAddress:
     """Where the driver's memory is served.
 
     Attributes:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from statestore.core.options import StateStoreOptions
 from statestore.io.driver_memory import DriverMemoryFileIO
-from statestore.io.memory_address import MemoryAddress
+from statestore.io.driver_memory_address import DriverMemoryAddress
 from statestore.spark.connect import require_driver
 
 if TYPE_CHECKING:
@@ -45,6 +45,6 @@ def driver_memory(spark: SparkSession) -> Iterator[FileIO]:
     # A Scala object of the shim, which runs in the driver's JVM.
     found = spark._jvm.io.statestore.engine.CheckpointMemory.address(package)  # type: ignore[union-attr]  # noqa: SLF001
     fields = json.loads(found.toString())
-    address = MemoryAddress(fields["host"], fields["port"], fields["token"])
+    address = DriverMemoryAddress(fields["host"], fields["port"], fields["token"])
     with tempfile.TemporaryDirectory(prefix="statestore-memory-") as cache_directory:
         yield DriverMemoryFileIO(address, cache_directory)

@@ -9,7 +9,7 @@ from pathlib import Path
 from statestore.core.version import __version__
 from statestore.engine import PROTOCOL_VERSION, client
 from statestore.engine.client import EngineGoneError, EngineRefusedError
-from statestore.io.memory_address import MemoryAddress
+from statestore.io.driver_memory_address import DriverMemoryAddress
 
 __all__ = [
     "TOKEN",
@@ -59,9 +59,9 @@ class CheckpointMemory(EngineProcess):
         super().__init__(scratch_directory, command=("-m", module, "127.0.0.1"))
 
     @property
-    def address(self) -> MemoryAddress:
+    def address(self) -> DriverMemoryAddress:
         """Where it is served."""
-        return MemoryAddress("127.0.0.1", self.ready["port"], TOKEN)
+        return DriverMemoryAddress("127.0.0.1", self.ready["port"], TOKEN)
 
 
 class EngineConnection(client.EngineConnection):

@@ -14,7 +14,7 @@ from statestore.codec.rows import PUT, Row
 from statestore.core.errors import FencedError, NotFoundError, StorageError
 from statestore.engine.service import EngineService
 from statestore.io.driver_memory import SLICE_BYTES, DriverMemoryFileIO
-from statestore.io.memory_address import MemoryAddress
+from statestore.io.driver_memory_address import DriverMemoryAddress
 from statestore.testing.deltas import write_stream
 from statestore.testing.engine_process import CheckpointMemory
 
@@ -190,7 +190,7 @@ def test_nothing_is_served_without_the_token(start_memory, open_memory):
     """Catches state that everybody on the driver's network can read or replace."""
     address = start_memory().address
     open_memory(address).write("/ck/1", b"state", sync=True, overwrite=True)
-    wrong = open_memory(MemoryAddress(address.host, address.port, "0" * 64))
+    wrong = open_memory(DriverMemoryAddress(address.host, address.port, "0" * 64))
 
     for call in (
         lambda: wrong.list("/ck"),

@@ -193,7 +193,7 @@ def test_merge_needs_no_memory_for_each_deleted_key(tmp_path):
             (*head.trailer.files[1:], head.ref),
             is_whole=False,
             scratch_directory=str(tmp_path),
-            sst_options=sst.Memory(1 << 20).options(OPTIONS),
+            sst_options=sst.DatabaseMemory(1 << 20).options(OPTIONS),
             sync=False,
         )
         _, peak_bytes = tracemalloc.get_traced_memory()

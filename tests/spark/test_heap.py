@@ -20,7 +20,7 @@ from statestore.checkpoint.trailers import read_delta_trailer
 from statestore.codec.references import StoreName
 from statestore.core.errors import NotFoundError
 from statestore.io.driver_memory import DriverMemoryFileIO
-from statestore.io.memory_address import MemoryAddress
+from statestore.io.driver_memory_address import DriverMemoryAddress
 from statestore.store.table import Table
 
 from .conftest import EXTENDED, MakeLane
@@ -55,7 +55,7 @@ def memory(spark: SparkSession, tmp_path: Path) -> Callable[[], DriverMemoryFile
         cache.mkdir(exist_ok=True)
         fields = (address.get(name) for name in ("host", "port", "token"))
         host, port, token = (field.asText() for field in fields)
-        return DriverMemoryFileIO(MemoryAddress(host, int(port), token), str(cache))
+        return DriverMemoryFileIO(DriverMemoryAddress(host, int(port), token), str(cache))
 
     return open_memory
 

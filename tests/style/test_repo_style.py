@@ -22,6 +22,7 @@ MAX_LINE = 100
 # Put together here, so that this file does not contain what it looks for.
 MACHINE_PATH = re.compile(r"(?<![\w.])/(" + "|".join(["work", "root", "farm", r"home/\w+"]) + ")/")
 OPEN_TASK = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X"]) + r")\b")
+NAMELESS = re.compile(r"\bof " + "theirs" + r"\b")
 EXIT = r"System\.exit"
 FORBIDDEN_IN_SHIM = {
     r"\bprintln\(": "logs go through Spark's logging",
@@ -90,10 +91,17 @@ def test_only_backends_ask_which_state_backend_it_is() -> None:
         if package[0] != "statestore" or package[1] == "backends":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
+            sides: list[ast.AST] = []
             if isinstance(node, ast.Compare):
                 sides = [node.left, *node.comparators]
-                if any(isinstance(side, ast.Constant) and side.value in names for side in sides):
-                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+                sides += [one for side in sides for one in getattr(side, "elts", ())]
+            elif isinstance(node, ast.MatchValue):
+                sides = [node.value]
+            found += [
+                f"{path.relative_to(ROOT)}:{side.lineno}"
+                for side in sides
+                if isinstance(side, ast.Constant) and side.value in names
+            ]
     assert found == []
 
 
@@ -105,6 +113,11 @@ def test_no_machine_paths() -> None:
 def test_nothing_is_left_undone() -> None:
     """Catches a note to oneself; work to do is an issue."""
     assert matches(committed_files(".py", ".scala", ".md", ".sh", ".toml"), OPEN_TASK) == []
+
+
+def test_sentences_name_their_nouns() -> None:
+    """Catches a sentence that has to be read twice to know whose thing is meant."""
+    assert matches(committed_files(".py", ".scala", ".md"), NAMELESS) == []
 
 
 def test_configuration_page_is_current() -> None:

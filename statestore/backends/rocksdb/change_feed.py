@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from rocksdict import Options
 
-    from statestore.backends.rocksdb.sst import Memory
+    from statestore.backends.rocksdb.sst import DatabaseMemory
     from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.references import FileRef
     from statestore.core.key_groups import KeyGroupSet
@@ -38,7 +38,7 @@ def write_change_feed(
     deltas: tuple[FileRef, ...],
     start_version: int,
     directory: str,
-    memory: Memory,
+    memory: DatabaseMemory,
 ) -> list[tuple[int, StateFile]]:
     """Write the deltas of a range of versions as Arrow files; oldest first.
 
@@ -111,7 +111,7 @@ class _Lists:
 
 @contextmanager
 def _lists_before(
-    location: StoreLocation, delta: PublishedFile, memory: Memory, scratch_directory: str
+    location: StoreLocation, delta: PublishedFile, memory: DatabaseMemory, scratch_directory: str
 ) -> Iterator[_Lists]:
     with tempfile.TemporaryDirectory(prefix="lists-", dir=scratch_directory) as directory:
         lists = _Lists(location, directory, memory.options(StateStoreOptions(), is_kept=True))
@@ -126,7 +126,7 @@ def _write(
     location: StoreLocation,
     file: PublishedFile,
     directory: str,
-    memory: Memory,
+    memory: DatabaseMemory,
     lists: _Lists | None,
 ) -> StateFile:
     trailer = file.trailer

@@ -46,7 +46,7 @@ class SstForm(FileForm):
     is_by_key = True
 
     def __init__(self, options: StateStoreOptions) -> None:
-        self._memory = sst.Memory(options.rocksdb_memory_bytes)
+        self._memory = sst.DatabaseMemory(options.rocksdb_memory_bytes)
 
     def rows(
         self,

@@ -42,7 +42,7 @@ def read_full_state(
     scratch_directory: str,
     options: StateStoreOptions,
     clock: Clock,
-    memory: sst.Memory,
+    memory: sst.DatabaseMemory,
     column_family: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a version in order of column family and key; see FileForm.rows.
@@ -68,7 +68,7 @@ def read_full_state(
 
 
 def read_file(
-    file: SealedFile, scratch_directory: str, options: StateStoreOptions, memory: sst.Memory
+    file: SealedFile, scratch_directory: str, options: StateStoreOptions, memory: sst.DatabaseMemory
 ) -> Iterator[pa.RecordBatch]:
     """Yield every row of one durable file, puts, then deletes, whose key group is 0.
 
@@ -100,7 +100,7 @@ def write_full_body(
     pieces: Iterable[pa.RecordBatch],
     directory: str,
     options: StateStoreOptions,
-    memory: sst.Memory,
+    memory: sst.DatabaseMemory,
 ) -> Body:
     """Write the body of a full state.
 

@@ -70,7 +70,7 @@ class LocalVersions:
         memory: Shared by all databases of the engine.
     """
 
-    def __init__(self, location: StoreLocation, directory: str, memory: sst.Memory) -> None:
+    def __init__(self, location: StoreLocation, directory: str, memory: sst.DatabaseMemory) -> None:
         self._location = location
         self._directory = directory
         self._memory = memory

@@ -131,7 +131,7 @@ def lay_out(
 
 
 def read_rows(
-    location: StoreLocation, ref: FileRef, memory: sst.Memory, scratch_directory: str
+    location: StoreLocation, ref: FileRef, memory: sst.DatabaseMemory, scratch_directory: str
 ) -> Iterator[Row]:
     """Yield the rows of one durable file, in no order; deletes have key group 0.
 

@@ -81,7 +81,7 @@ EncodedRow = tuple[bytes, bytes | None]
 """Key and value as RocksDB keeps them; no value for a delete."""
 
 
-class Memory:
+class DatabaseMemory:
     """The memory that all databases of an engine share: one block cache, one write buffer.
 
     Args:

@@ -72,7 +72,11 @@ class RocksDBVersions(VersionsBase):
     """
 
     def __init__(
-        self, location: StoreLocation, clock: Clock, local_directory: str, memory: sst.Memory
+        self,
+        location: StoreLocation,
+        clock: Clock,
+        local_directory: str,
+        memory: sst.DatabaseMemory,
     ) -> None:
         super().__init__(location, clock)
         self._local_directory = local_directory
