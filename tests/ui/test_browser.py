@@ -71,6 +71,7 @@ UNDRAWN = """
 """
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", SCREENS)
 def test_every_screen_is_whole(browser, screens, name, shape):
