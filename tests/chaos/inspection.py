@@ -14,6 +14,7 @@ from statestore.checkpoint.rescale_refs import find_refs
 from statestore.checkpoint.trailers import read_trailer
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.reading.read import read_batches
+from statestore.operations.states import rows_at
 from statestore.operations.upkeep.verify import verify
 from statestore.spark.driver_memory import driver_memory
 from tests.seams import place_of
@@ -77,7 +78,8 @@ def inspect(spark: SparkSession, directory: Path, spec: LaneSpec) -> dict[str, A
 def _state(checkpoint: OpenCheckpoint, query: str) -> Counter[Any] | None:
     if query == "pairs":
         return None
-    rows = [row for batch in read_batches(checkpoint) for row in batch.to_pylist()]
+    found = rows_at(checkpoint, None, None)
+    rows = [row for batch in read_batches(found) for row in batch.to_pylist()]
     if query == "totals":
         made = [(*row["key"].values(), *row["value"].values()) for row in rows]
     elif query == "distinct":

@@ -172,7 +172,7 @@ class Lane:
             return self._query
 
         try:
-            past = statestore.run(start, RESTARTS)
+            past: Any = statestore.run(start, RESTARTS)
         except SystemExit:
             return
         except statestore.QueryFailedError as error:

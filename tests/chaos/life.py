@@ -101,7 +101,7 @@ class Life:
     """
 
     def __init__(self, plan: LifePlan, disk: Path, s3: S3Server, bug: str = "") -> None:
-        self.plan = plan
+        self.plan: LifePlan = plan
         self.disk = disk
         self.root = disk / f"life-{plan.seed[0]}-{plan.seed[1]}"
         self.rng = np.random.default_rng([*plan.seed, 1])

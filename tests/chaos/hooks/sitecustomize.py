@@ -24,7 +24,7 @@ if "statestore.engine" in sys.orig_argv:
             offset_ms = 0
         return time.time_ns() // 1_000_000 + offset_ms
 
-    clock.SystemClock.now_ms = _now_ms
+    clock.SystemClock.now_ms = _now_ms  # type: ignore[method-assign]
 
     if os.environ.get("STATESTORE_CHAOS_BUG"):
         sys.path.append(str(Path(__file__).parents[3]))
