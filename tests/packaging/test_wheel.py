@@ -87,6 +87,13 @@ def run_build(source: Path, output: Path, kind: str) -> subprocess.CompletedProc
     return subprocess.run([*map(str, command), str(source)], capture_output=True, text=True)
 
 
+def link_spark(environment: Path) -> None:
+    """Have an environment the Spark of this one: the largest of what is installed, and not ours."""
+    (packages,) = environment.glob("lib/python3.*/site-packages")
+    for path in Path(pyspark.__file__).parents[1].glob("pyspark*"):
+        (packages / path.name).symlink_to(path)
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """This checkout, as if there were no other Spark than the installed one."""
@@ -157,6 +164,7 @@ def test_package_serves_a_query_in_an_empty_environment(
     package = wheel if kind == "wheel" else build(source, tmp_path / "sdist", kind)
     environment = tmp_path / "environment"
     run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=tmp_path)
+    link_spark(environment)
     binaries = environment / "bin"
     pip = [sys.executable, "-m", "pip", "--python", binaries / "python"]
     # What is imported is compiled then: most of what Spark brings never is.
