@@ -18,7 +18,8 @@ from tools.scala import SPARK_JARS
 
 CHECKS = Path(__file__).resolve().parents[2] / "jvm-shim/src/test/scala/io/statestore"
 BATCHES = 300 if IS_LONG else 120
-BATCHES_OF_ROCKSDB = 300 if IS_LONG else 150
+BATCHES_OF_ROCKSDB = 300 if IS_LONG else 100
+BATCHES_OF_A_CACHE = 150 if IS_LONG else 40
 JVM_FLAGS = tuple(
     f"--add-opens=java.base/{package}=ALL-UNNAMED"
     for package in ("java.nio", "java.lang", "sun.nio.ch")
@@ -64,7 +65,7 @@ def test_row_cache_equals_model_when_operations_are_random(
     classes: Path, pytestconfig: pytest.Config
 ) -> None:
     """Catches a stale row, a row that is said to be absent, and a shown row that is overwritten."""
-    counts = run(classes, "rocksdb.RowCacheCheck", pytestconfig, 90)
+    counts = run(classes, "rocksdb.RowCacheCheck", pytestconfig, BATCHES_OF_A_CACHE)
 
     for name in ("misses", "absents", "hits", "wholes"):
         assert int(counts[name]) > 100, f"the run proved nothing about {name}"
