@@ -20,8 +20,11 @@ settings.register_profile(
 )  # fmt: skip
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
-# Most JVMs of tests live for seconds: this halves the time that processors work for one.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# Most JVMs of tests live for seconds: this halves the time that processors work for one. Of a small
+# room for classes, a collection of the whole heap makes a larger one, again and again.
+os.environ.setdefault(
+    "JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:MetaspaceSize=256m"
+)
 os.environ.setdefault("SPARK_SUBMIT_OPTS", archive_options("submit"))
 
 
