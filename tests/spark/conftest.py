@@ -57,13 +57,19 @@ IGNORED_WARNINGS = [
 INTERPRETED_FILES = {
     "test_bad_input",
     "test_checkpoint_storage",
+    "test_edit_in_place",
     "test_hadoop_storage",
+    "test_hdfs",
+    "test_heap",
     "test_in_use",
     "test_lifecycle",
+    "test_long_calls",
     "test_metrics",
     "test_rescale",
     "test_restore_from_spark",
+    "test_savepoint",
     "test_scaling",
+    "test_supervision",
 }
 """Files in which Spark interprets its plans: they are about checkpoints, calls and failures.
 
