@@ -94,6 +94,17 @@ _STORES: list[pa.Field[Any]] = [
     pa.field("column_families", pa.list_(pa.struct(list(schema_of(inspection.FamilyDescription))))),
 ]
 
+_SAVEPOINTS: dict[str, pa.DataType] = {
+    "uri": pa.string(),
+    "version": pa.int64(),
+    "form": pa.string(),
+    "backend": pa.string(),
+    "num_partitions": pa.int64(),
+    "num_rows": pa.int64(),
+    "state_bytes": pa.int64(),
+    "created_ms": pa.int64(),
+}
+
 
 class Directory:
     """A directory with a query's state: a checkpoint or a savepoint, of this package or of Spark's.
@@ -507,7 +518,7 @@ class Checkpoint(Directory):
         with self._reach.checkpoint() as checkpoint:
             return look_at_query(checkpoint)
 
-    def savepoints(self, directory: DirectoryLike) -> tuple[Savepoint, ...]:
+    def savepoints(self, directory: DirectoryLike) -> Listing[Savepoint]:
         """Return the query's savepoints that lie directly in a directory, oldest version first.
 
         Nobody but the user knows where savepoints are, so nothing else is looked at; one that is
@@ -519,7 +530,12 @@ class Checkpoint(Directory):
         reach = self._beside(directory)
         with self._reach.checkpoint() as checkpoint:
             found = find_savepoints(checkpoint, reach.place.uri)
-        return tuple(self._savepoint(one.uri) for one in found)
+        infos = {one.uri: one.savepoint for one in found}
+        return Listing(
+            [self._savepoint(uri) for uri in infos],
+            pa.schema(_SAVEPOINTS),
+            lambda savepoint: {"uri": savepoint.uri, **asdict(infos[savepoint.uri])},
+        )
 
     def open_store(
         self,

@@ -35,7 +35,7 @@ _TYPES: dict[type, pa.DataType] = {
 }
 
 _MOST_LINES = 60
-_TIMES = ("committed_ms", "begun_ms", "done_ms")
+_TIMES = ("committed_ms", "begun_ms", "done_ms", "created_ms")
 """Columns that are shown as times."""
 
 

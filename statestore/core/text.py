@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
+from abc import ABC, abstractmethod
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+class Told(ABC):
+    """What shows itself in words: its attributes, a line each, as text and in a notebook."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def fields_for_people(self) -> list[tuple[str, object]]:
+        """Return its attributes in words."""
+
+    def __repr__(self) -> str:
+        return format_fields(self.fields_for_people())
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
 
 
 class Quantity(str):

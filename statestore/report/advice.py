@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from statestore.codec.column_family import DEFAULT_FAMILY
 from statestore.core.options import StateStoreOptions
 from statestore.core.providers import IN_DRIVER_MEMORY, IN_LOCAL_DATABASE, SPARK_PROVIDERS
-from statestore.core.text import format_count
+from statestore.core.text import format_bytes, format_count
 from statestore.report.facts import Advice
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _sizes(facts: Facts) -> Iterator[Advice]:
                     "partitions-too-large",
                     "advice",
                     f"The largest state partition of {store.title} has {max(rows):,} rows and "
-                    f"{max(bytes_):,} bytes. A restart waits for it to be restored. "
+                    f"{format_bytes(max(bytes_))}. A restart waits for it to be restored. "
                     "More state partitions are smaller ones.",
                     f"statestore rescale {shlex.quote(facts.uri)} --num-partitions {more}",
                 )
@@ -178,9 +178,9 @@ def _retention(facts: Facts) -> Iterator[Advice]:
         yield Advice(
             "retention",
             "advice",
-            f"{facts.stored_bytes:,} bytes are kept for {newest.full_bytes:,} bytes of state. "
-            "spark.sql.streaming.minBatchesToRetain says how many versions stay; the command shows "
-            "what would go now.",
+            f"{format_bytes(facts.stored_bytes)} are kept for {format_bytes(newest.full_bytes)} of "
+            "state. spark.sql.streaming.minBatchesToRetain says how many versions stay; the "
+            "command shows what would go now.",
             f"statestore expire {shlex.quote(facts.uri)} --keep 10",
         )
 
@@ -205,8 +205,9 @@ def _memory(facts: Facts) -> Iterator[Advice]:
     if memory is None or memory.share <= FULL_SHARE:
         return
     holds = (
-        f"{memory.taken_bytes:,} of the {memory.limit_bytes:,} bytes that a container of executors "
-        f"may hold were taken at a commit, {memory.engine_bytes:,} of them by the engine. "
+        f"{format_bytes(memory.taken_bytes)} of the {format_bytes(memory.limit_bytes)} that a "
+        f"container of executors may hold were taken at a commit, "
+        f"{format_bytes(memory.engine_bytes)} of them by the engine. "
     )
     is_engine = memory.engine_bytes > memory.taken_bytes / 2
     if is_engine and facts.backend in IN_LOCAL_DATABASE:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
-from statestore.report.words import FILTERS, tell_query
+from statestore.report.words import FILTERS
 
 if TYPE_CHECKING:
     import os
@@ -91,7 +91,7 @@ def _of_checkpoint(facts: Facts) -> dict[str, Any]:
     return {
         "facts": facts,
         "data": asdict(facts),
-        "told": tell_query(facts.query),
+        "told": facts.query.words(),
         "title": facts.query.name or facts.uri,
     }
 
@@ -173,7 +173,7 @@ def render_rows(rows: Sequence[IndexRow]) -> str:
 
 
 def _told(rows: Sequence[IndexRow]) -> list[tuple[IndexRow, dict[str, str] | None]]:
-    return [(row, tell_query(row.query) if row.query else None) for row in rows]
+    return [(row, row.query.words() if row.query else None) for row in rows]
 
 
 @cache

@@ -1,57 +1,8 @@
-"""How pages say values in words: a query, numbers, times; `-` for what is not known."""
+"""How pages say values in words: numbers, times; `-` for what is not known."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from statestore.core.text import format_bytes, format_count, format_duration, format_time
-
-if TYPE_CHECKING:
-    from statestore.operations.upkeep.query_info import InputRates, QueryInfo
-
-
-def tell_query(query: QueryInfo) -> dict[str, str]:
-    """Return what a page shows of a query, in words, by name: all that changes by itself."""
-    return {
-        "state": _state(query),
-        "batch": _batch(query),
-        "committed": _ago(query.looked_ms, query.committed_ms),
-        "took": "-" if query.batch_ms is None else format_duration(query.batch_ms),
-        "watermark": _when(query.watermark_ms),
-        "lag": "-" if query.lag_ms is None else format_duration(query.lag_ms),
-        "input": _rate(query.rates, "input"),
-        "processed": _rate(query.rates, "processed"),
-        "sources": "\n".join(query.position.sources if query.position else ()),
-    }
-
-
-def _state(query: QueryInfo) -> str:
-    if query.operation is not None:
-        return f"stopped, {query.operation} under way"
-    if query.is_running is None:
-        return "not known"
-    return "running" if query.is_running else "stopped"
-
-
-def _batch(query: QueryInfo) -> str:
-    if query.uncommitted_batch is None:
-        return "none"
-    if query.is_running is False:
-        return f"{query.uncommitted_batch}, runs again"
-    since = query.planned_ms and f" for {format_duration(query.looked_ms - query.planned_ms)}"
-    return f"{query.uncommitted_batch}{since or ''}"
-
-
-def _ago(now_ms: int, then_ms: int | None) -> str:
-    return "-" if then_ms is None else f"{format_duration(max(0, now_ms - then_ms))} ago"
-
-
-def _rate(rates: InputRates | None, name: str) -> str:
-    rows_per_second = None if rates is None else getattr(rates, f"{name}_rows_per_second")
-    if rows_per_second is None:
-        return "-"
-    places = 0 if rows_per_second >= 10 else 1
-    return f"{rows_per_second:,.{places}f} rows/s"
+from statestore.core.text import format_bytes, format_count, format_time
 
 
 def _bytes(num_bytes: float | None) -> str:

@@ -29,7 +29,6 @@ from statestore.report.page import (
     render_index,
     render_rows,
 )
-from statestore.report.words import tell_query
 from statestore.ui.answers import LIMITS
 from statestore.ui.asked import answer
 from statestore.ui.guard import Guard
@@ -107,7 +106,7 @@ class _Pages:
 
     def live(self, number: int) -> dict[str, Any]:
         query = _there(*self._looks[number].query.get())
-        return {"query": asdict(query), "told": tell_query(query)}
+        return {"query": asdict(query), "told": query.words()}
 
     def tables(self, number: int) -> dict[str, Any]:
         return {"tables": [one.name for one in self._looks[number].checkpoint.tables()]}

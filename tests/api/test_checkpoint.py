@@ -169,6 +169,7 @@ def test_what_is_seen_has_a_text_and_html(path):
         shown = [
             checkpoint, checkpoint.versions(), checkpoint.inspect(), checkpoint.verify(),
             checkpoint.expire(dry_run=True), checkpoint.rescale(4, dry_run=True), store,
+            checkpoint.query,
         ]  # fmt: skip
         for what in shown:
             assert " object at 0x" not in repr(what)
@@ -286,5 +287,14 @@ def test_state_goes_round_by_the_objects_that_operations_return(query, tmp_path)
     assert (savepoint.info.version, Checkpoint(savepoint.uri).info.newest_version) == (3, 3)
     assert (restored.info.backend, restored.info.num_partitions) == ("rocksdb", 4)
     assert read_rows(branch.uri) == read_rows(restored.uri) == query.expected()
-    (found,) = checkpoint.savepoints(tmp_path / "savepoints")
+    (found,) = listed = checkpoint.savepoints(tmp_path / "savepoints")
     assert (found.uri, found.info) == (savepoint.uri, savepoint.info)
+    (row,) = listed.to_arrow().to_pylist()
+    assert (row["uri"], row["version"], row["num_rows"]) == (
+        savepoint.uri,
+        3,
+        savepoint.info.num_rows,
+    )
+    assert savepoint.uri in repr(listed)
+    assert f"<td>{savepoint.uri}</td>" in listed._repr_html_()
+    assert checkpoint.savepoints(tmp_path).to_arrow().schema == listed.to_arrow().schema

@@ -14,8 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 from prometheus_client.parser import text_string_to_metric_families
 
-from statestore import Checkpoint
+from statestore import Checkpoint, Savepoint
 from statestore.cli.commands import cli
+from statestore.core.text import format_bytes
 from statestore.testing.checkpoints import MadeCheckpoint
 from tests.checkpoints import files_below, query_of, read_rows
 
@@ -109,6 +110,10 @@ def test_savepoints_are_kept_by_a_scheduler(tmp_path: Path, query: MadeCheckpoin
     taken = run(*command, "--keep", "2")
     assert taken.exit_code == 0, taken.output
     assert "Done." in taken.output
+    (made,) = kept.glob("savepoint-*")
+    size = format_bytes(Savepoint(made).info.state_bytes)
+    assert f"savepoint  {made}, {size} of state files\n" in taken.output
+    assert f"savepoint  nothing new since {made}\n" in run(*command, "--keep", "2").output
     again = run(*command, "--max-age", "7d", "--output", "json")
     assert (again.exit_code, json.loads(again.output)["taken"]) == (0, None)
     assert len([*kept.glob("savepoint-*")]) == 1

@@ -105,6 +105,9 @@ def test_what_the_driver_says_comes_with_its_lease(made):
     assert (rates.batch, rates.rows, rates.known_by) == (2, 500, "progress")
     assert (rates.input_rows_per_second, rates.processed_rows_per_second) == (12.5, 250.0)
     assert Checkpoint(made.path).info.query_name == "clicks <b>"
+    assert f"query             clicks <b> {found.query_id}" in repr(found)
+    assert "input             12 rows/s" in repr(found)
+    assert "clicks &lt;b&gt;" in found._repr_html_()
 
     driver.renew(QueryProgress("clicks <b>"))
     assert (look(made).name, look(made).rates) == ("clicks <b>", None)

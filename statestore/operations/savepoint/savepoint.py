@@ -8,7 +8,6 @@ restore that is told to claim it.
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,7 +24,7 @@ from statestore.core.errors import (
 from statestore.core.json_fields import Fields, MalformedError, to_text
 from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
 from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
-from statestore.core.text import format_bytes, format_fields, to_time
+from statestore.core.text import Told, format_bytes, format_time, to_time
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.copying import Copy, MadeFiles, same_shape, source_of
 from statestore.operations.new_directory import (
@@ -57,8 +56,8 @@ _QUERY_ID = re.compile(f"({QUERY_ID.pattern})?")
 _ATTEMPTS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class SavepointInfo:
+@dataclass(frozen=True, slots=True, repr=False)
+class SavepointInfo(Told):
     """What a savepoint says about itself.
 
     Attributes:
@@ -107,10 +106,8 @@ class SavepointInfo:
             ("rows", self.num_rows),
             ("state", format_bytes(self.state_bytes)),
             ("operators", ", ".join(self.operators)),
+            ("taken", format_time(self.created_ms)),
         ]
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(format_fields(self.fields_for_people()))}</pre>"
 
 
 def decide_savepoint(

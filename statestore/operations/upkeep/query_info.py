@@ -13,7 +13,7 @@ from statestore.checkpoint.query_log import NO_OFFSET
 from statestore.core.errors import CorruptionError, NotFoundError
 from statestore.core.json_fields import Fields, MalformedError, parse_json
 from statestore.core.providers import SPARK_PROVIDERS
-from statestore.core.text import format_duration, format_time
+from statestore.core.text import Told, format_duration, format_time
 from statestore.operations.in_use import find_users
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ class InputRates:
     known_by: Literal["progress", "offsets"]
 
 
-@dataclass(frozen=True, slots=True)
-class QueryInfo:
+@dataclass(frozen=True, slots=True, repr=False)
+class QueryInfo(Told):
     """A query at a glance.
 
     Attributes:
@@ -114,6 +114,60 @@ class QueryInfo:
     lag_ms: int | None
     position: InputPosition | None
     rates: InputRates | None
+
+    def words(self) -> dict[str, str]:
+        """Return what a page shows of it, by name: all that changes by itself; `-` is unknown."""
+        rates = self.rates
+        return {
+            "state": self._state(),
+            "batch": self._batch(),
+            "committed": self._ago(self.committed_ms),
+            "took": "-" if self.batch_ms is None else format_duration(self.batch_ms),
+            "watermark": "-" if self.watermark_ms is None else format_time(self.watermark_ms),
+            "lag": "-" if self.lag_ms is None else format_duration(self.lag_ms),
+            "input": _rate(rates.input_rows_per_second if rates else None),
+            "processed": _rate(rates.processed_rows_per_second if rates else None),
+            "sources": "\n".join(self.position.sources if self.position else ()),
+        }
+
+    def fields_for_people(self) -> list[tuple[str, object]]:
+        """Return its attributes in words."""
+        told = self.words()
+        sources = self.position.sources if self.position else ()
+        return [
+            ("checkpoint", self.uri),
+            ("query", " ".join(one for one in (self.name, self.query_id) if one) or None),
+            ("state", told["state"]),
+            ("newest version", self.newest_version),
+            ("committed", told["committed"]),
+            ("took", told["took"]),
+            ("batch under way", told["batch"]),
+            ("watermark", told["watermark"]),
+            ("behind the clock", told["lag"]),
+            ("input", told["input"]),
+            ("processed", told["processed"]),
+            *((f"source {number}", offset) for number, offset in enumerate(sources)),
+        ]
+
+    def _state(self) -> str:
+        if self.operation is not None:
+            return f"stopped, {self.operation} under way"
+        if self.is_running is None:
+            return "not known"
+        return "running" if self.is_running else "stopped"
+
+    def _batch(self) -> str:
+        if self.uncommitted_batch is None:
+            return "none"
+        if self.is_running is False:
+            return f"{self.uncommitted_batch}, runs again"
+        since = self.planned_ms and f" for {format_duration(self.looked_ms - self.planned_ms)}"
+        return f"{self.uncommitted_batch}{since or ''}"
+
+    def _ago(self, then_ms: int | None) -> str:
+        return (
+            "-" if then_ms is None else f"{format_duration(max(0, self.looked_ms - then_ms))} ago"
+        )
 
 
 def look_at_query(checkpoint: OpenCheckpoint) -> QueryInfo:
@@ -245,6 +299,13 @@ def _count_rows(old: str, new: str) -> int | None:
     # A topic or partition that was not there before begins anywhere: it counts from the next on.
     steps = [end - before[at] for at, end in after.items() if at in before]
     return sum(steps) if all(step >= 0 for step in steps) else None
+
+
+def _rate(rows_per_second: float | None) -> str:
+    if rows_per_second is None:
+        return "-"
+    places = 0 if rows_per_second >= 10 else 1
+    return f"{rows_per_second:,.{places}f} rows/s"
 
 
 def _numbers(text: str) -> Mapping[tuple[str, str], int] | None:

@@ -111,9 +111,13 @@ class RetainedSavepoints(Result):
         )
 
     def __str__(self) -> str:
-        # Of a canonical one, which is smaller, the size is only known when it is written.
-        read = f"{format_bytes(self.state_bytes)} of state files"
-        new = f"{self.taken}, made of {read}" if self.taken else "nothing new"
+        size = f"{format_bytes(self.state_bytes)} of state files"
+        if self.taken is None:
+            new = f"nothing new since {self.kept[-1]}"
+        elif self.done:
+            new = f"{self.taken}, {size}"
+        else:  # of a canonical one, which is smaller, the size is only known when it is written
+            new = f"{self.taken}, made of {size}"
         return format_fields(
             [
                 ("from", f"{self.source}, version {self.version}"),
