@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
 MAX_FAILURES_KEPT = 100
@@ -39,4 +38,8 @@ class Restart:
     """
 
     attempts: int = 0
-    failures: deque[Failure] = field(default_factory=lambda: deque(maxlen=MAX_FAILURES_KEPT))
+    failures: list[Failure] = field(default_factory=list)
+
+    def note(self, failure: Failure) -> None:
+        """Add a failure; the oldest goes when there are too many."""
+        self.failures = [*self.failures, failure][-MAX_FAILURES_KEPT:]

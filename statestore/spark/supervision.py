@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Protocol
 
 from statestore.core.clock import Clock, SystemClock
-from statestore.core.errors import QueryFailedError
+from statestore.core.errors import InvalidArgumentError, QueryFailedError
 from statestore.core.restart_strategies import ExponentialDelay, RestartStrategy
 from statestore.core.restarts import Failure, Restart
 from statestore.spark.failures import find_obstacle, reason_of, text_of
@@ -83,15 +83,29 @@ def run(
         What happened, once the query was stopped or has processed all that it was started for.
 
     Raises:
+        InvalidArgumentError: `restart`, `savepoints` or `scale` is none; the query was not started.
         QueryFailedError: The last failure is its cause, and the cause of that is what a
             `foreachBatch` raised: there was an obstacle (kind query-failed), or the strategy allows
             no more restarts (kind restarts-exhausted). Its `restart` is what would have been
             returned.
 
-    Guarantee: on return, and after a QueryFailedError, the query does not run. Any other exception,
+    Guarantee: on return, and after a QueryFailedError, the query does not run, unless `start_query`
+    kept its handle to itself. Any other exception,
     such as KeyboardInterrupt, passes through and leaves the query as it is. The durable state is
     always that of the last batch in the checkpoint's commit log.
     """
+    for name, given, has, to_fix in (
+        ("restart", restart, "delays", "give a restart strategy, such as FixedDelay(3, 10)"),
+        ("savepoints", savepoints, "beside", "give Every(timedelta(hours=6), DIRECTORY)"),
+        ("scale", scale, "begin", "give Between(4, 64)"),
+    ):
+        if not (given is None or hasattr(given, has)):
+            raise InvalidArgumentError(
+                "an argument of run is of another type",
+                argument=name,
+                value=repr(given),
+                to_fix=to_fix,
+            )
     clock = clock or SystemClock()
     strategy = restart if restart is not None else ExponentialDelay()
     delays = strategy.delays(clock)
@@ -109,7 +123,7 @@ def run(
             found = obstacle(error)
             delay_ms = next(delays, None) if found is None else None
             reason = reason_of(error)
-            past.failures.append(Failure(past.attempts, clock.now_ms(), reason, found, delay_ms))
+            past.note(Failure(past.attempts, clock.now_ms(), reason, found, delay_ms))
             if delay_ms is None:
                 raise _final(past, strategy) from error
             _log.warning(
@@ -124,11 +138,17 @@ def run(
 def _start(start_query: Callable[[], StreamingQuery]) -> StreamingQuery:
     """Start a query; where it asks for another number of state partitions, rescale it first."""
     try:
-        return start_query()
+        query = start_query()
     except Exception as error:
         if not rescale_as_asked(error):
             raise
-    return start_query()
+        query = start_query()
+    if query is None:
+        raise InvalidArgumentError(
+            "start_query returned no query; what it has started runs on",
+            to_fix="return what `start()` returns",
+        )
+    return query
 
 
 def _await(query: StreamingQuery, savepoints: Savepoints | None, scaling: Scaling | None) -> bool:

@@ -121,6 +121,21 @@ def test_memory_of_failures_is_bounded():
     assert past.attempts == len(errors) + 1
     assert len(past.failures) == MAX_FAILURES_KEPT
     assert past.failures[-1].attempt == len(errors)
+    assert [one.attempt for one in past.failures[-2:]] == [len(errors) - 1, len(errors)]
+
+
+@pytest.mark.parametrize("argument", ["restart", "savepoints", "scale"])
+def test_an_argument_of_another_type_is_refused_before_the_start(argument: str):
+    """Catches a query that runs on after its supervision failed by an AttributeError."""
+    with pytest.raises(InvalidArgumentError, match=f"argument='{argument}', value=\"'always'\""):
+        run(lambda: pytest.fail("started"), **{argument: "always"})
+
+
+def test_a_start_that_returns_no_query_is_told():
+    """Catches a forgotten return that is started again for ever, or told as an AttributeError."""
+    with pytest.raises(QueryFailedError, match="return what `start") as raised:
+        run(lambda: None, clock=ManualClock())
+    assert raised.value.restart.attempts == 1
 
 
 def test_interruption_passes_through():
