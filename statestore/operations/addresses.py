@@ -2,8 +2,9 @@
 
 An address is `NAME`, `OPERATOR/NAME` or `OPERATOR`. Of a stream-stream join with four stores NAME
 is a store, of transformWithState a state variable, else a column family. An operator whose rows are
-all in one place is named by its number alone; rows that are the query's only ones need no address.
-A number in front is always the operator: a state variable that is called `7` is `0/7`.
+all in one place is named by its number alone; rows that are the query's only ones need no address,
+and are `state`. A number in front is always the operator: a state variable that is called `7` is
+`0/7`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ Address = str | int | None
 """As people write it; None for the only rows there are."""
 NO_SUCH_ROWS = "there are no rows of that name"
 """The problem of an error about rows that are not there, and not there in several places."""
+ONLY_ROWS = "state"
+"""Stands for the only rows that there are, where none are called so."""
 _MOST_DIGITS = 9
 
 
@@ -99,15 +102,20 @@ def find_place(
             for place in places
             if name == (DEFAULT_FAMILY if place.name is None else place.name)
         ]
+    if not found and address == ONLY_ROWS:
+        found = listed
     if len(found) == 1:
         return found[0]
     every = [place for one in operators for place in places_of(one, families)]
+    names = [place.address(among=every) for place in found or listed]
+    if not found and operator is None and len(listed) == 1:
+        names = [ONLY_ROWS]
     given: dict[str, Any] = {} if address is None else {"rows": address}
     raise InvalidArgumentError(
         "rows are in several places, and it is not said which are meant" if found else NO_SUCH_ROWS,
         to_fix="name one of these, by --rows, by rows(NAME) or as a table of SQL",
         **given,
-        known=", ".join(place.address(among=every) for place in found or listed) or "none",
+        known=", ".join(names) or "none",
     )
 
 

@@ -36,6 +36,10 @@ def test_sql_is_that_of_the_checkpoint(served, sample):
     assert {(row[3], row[4]) for row in found["rows"]} == {(None, "é")}
     assert found["about"] == "6 rows."
     assert json.loads(served.page("/checkpoints/0/tables")) == {"tables": ['"state"']}
+    followed = served.ask("key", rows="state", key="Lyon")
+    assert followed[0] == 200
+    assert followed == served.ask("key", rows="", key="Lyon")
+    assert "known='state'" in served.ask("key", rows="nothing", key="Lyon")[1]["problem"]
 
 
 FROM_OUTSIDE = pytest.mark.parametrize(

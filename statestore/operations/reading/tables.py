@@ -11,16 +11,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from statestore.core.errors import InvalidArgumentError
-from statestore.operations.addresses import NO_SUCH_ROWS
+from statestore.operations.addresses import NO_SUCH_ROWS, ONLY_ROWS
 from statestore.operations.reading.inspection import describe
 from statestore.operations.states import rows_at
 
 if TYPE_CHECKING:
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.states import FoundRows
-
-ONLY_ROWS = "state"
-"""Table of the only rows that there are."""
 
 _VERSIONED = re.compile(r"(?P<name>.+)@(?P<version>[0-9]{1,18})", re.DOTALL)
 
