@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import shlex
 import signal
 import threading
 import time
@@ -191,12 +193,16 @@ def test_restart_with_another_number_rescales_first(make_lane: MakeLane) -> None
     """
     (files,) = QUERY.plan
     expected, lane = make_lane(QUERY, HDFS), make_lane(QUERY, conf={PARTITIONS: "4"})
+    lane.checkpoint = lane.root / "it's a checkpoint"
     expected.run(*files[:5])
 
     lane.run(*files[:2])
     lane.conf[PARTITIONS] = "8"
-    with pytest.raises(IllegalArgumentException, match="--num-partitions 8 --yes"):
+    with pytest.raises(IllegalArgumentException, match="--num-partitions 8 --yes") as refused:
         lane.start()
+    (command,) = re.findall("`(.*)`", str(refused.value))
+    assert shlex.split(command)[:2] == ["statestore", "rescale"]
+    assert Checkpoint(shlex.split(command)[2]).info.num_partitions == 4
     lane.feed(*files[2:3])
     past = statestore.run(lane.start, NoRestart())
     assert past.attempts == 1

@@ -2,6 +2,7 @@ package io.statestore.engine
 
 import java.nio.charset.StandardCharsets.UTF_8
 
+import io.statestore.Commands
 import org.slf4j.LoggerFactory
 
 import org.apache.spark.{SparkEnv, SparkException}
@@ -32,8 +33,8 @@ object QueryRuns {
         log.warn(
           "spark.sql.shuffle.partitions does not change the number of state partitions of a " +
             s"checkpoint: checkpoint=$checkpoint state_partitions=$pinned asked=$asked. To fix: " +
-            s"stop the query and run statestore rescale $checkpoint --num-partitions $asked " +
-            s"--yes, or set it to $pinned")
+            s"stop the query and run `${Commands.rescale(checkpoint, asked)}`, " +
+            s"or set it to $pinned")
       }
       synchronized {
         if (application ne env) {

@@ -3,7 +3,7 @@ package io.statestore.provider
 import java.lang.{Boolean => JBoolean}
 import java.util.{Collections, WeakHashMap}
 
-import io.statestore.{PartitionsAskedException, Resources, ShimOptions}
+import io.statestore.{Commands, PartitionsAskedException, Resources, ShimOptions}
 import io.statestore.engine.QueryRuns
 
 import org.apache.spark.internal.Logging
@@ -76,7 +76,7 @@ private[statestore] object QueryStarts extends Logging {
       case classic: ClassicSession if asked > 0 =>
         val logs = new QueryLogs(classic, write.resolvedCheckpointLocation)
         logs.numPartitions.filter(_ != asked && logs.hasOurState).foreach { found =>
-          val fix = s"run `statestore rescale ${logs.root} --num-partitions $asked --yes`, or " +
+          val fix = s"run `${Commands.rescale(logs.root, asked)}`, or " +
             "start the query within statestore.run, which rescales it first, or leave out the " +
             "option partitions"
           if (logs.isPlanned(logs.next) && !logs.isOfOperation(logs.next)) {

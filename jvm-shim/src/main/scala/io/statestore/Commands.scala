@@ -1,0 +1,13 @@
+package io.statestore
+
+/** Commands that an error tells somebody to run, as a shell takes them. */
+object Commands {
+
+  /** Rescales a checkpoint that no query is writing. */
+  def rescale(checkpoint: String, numPartitions: Int): String =
+    s"statestore rescale ${quoted(checkpoint)} --num-partitions $numPartitions --yes"
+
+  /** A word of a command, in quotes where the shell would read it as something else. */
+  private def quoted(word: String): String =
+    if (word.matches("[\\w@%+=:,./-]+")) word else s"'${word.replace("'", "'\"'\"'")}'"
+}
