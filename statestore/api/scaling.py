@@ -77,6 +77,10 @@ class Between:
         self._cool_down_ms = require_duration("cool_down", cool_down)
         self._storage_options = storage_options
 
+    def __repr__(self) -> str:
+        least, most = self._numbers[0], self._numbers[-1]
+        return f"Between({least}, {most}, cool_down={self._cool_down_ms / 1000:g})"
+
     def begin(self, clock: Clock) -> Scaling:
         """Return what scales one query, over all of its runs.
 

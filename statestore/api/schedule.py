@@ -71,6 +71,9 @@ class Every:
         self._storage_options = storage_options
         self._clock = clock or SystemClock()
 
+    def __repr__(self) -> str:
+        return f"Every({self.interval_ms / 1000:g}, {str(self._destination)!r}, keep={self._keep})"
+
     @property
     def retry_ms(self) -> int:
         """Milliseconds from a failure to the next attempt: a tenth of the interval, or 1 s."""

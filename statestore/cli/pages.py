@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -188,16 +189,18 @@ def ui(
     """  # noqa: D301 (click reads the backspace)
     from statestore.ui.server import serve
 
-    serve(
-        [one for uri in checkpoints for one in _to_serve(uri, storage_options)],
-        lambda it: it.report(limit=limit, deep=deep, savepoints=savepoints),
-        host=host,
-        port=port,
-        clock=SystemClock(),
-        announce=lambda address: click.echo(f"{address}\nCtrl-C ends it."),
-        allows_changes=allow_changes,
-        storage_options=storage_options,
-    )
+    found = [one for uri in checkpoints for one in _to_serve(uri, storage_options)]
+    with suppress(KeyboardInterrupt):
+        serve(
+            found,
+            lambda it: it.report(limit=limit, deep=deep, savepoints=savepoints),
+            host=host,
+            port=port,
+            clock=SystemClock(),
+            announce=lambda address: click.echo(f"{address}\nCtrl-C ends it."),
+            allows_changes=allow_changes,
+            storage_options=storage_options,
+        )
 
 
 def _to_serve(uri: str, storage_options: dict[str, str]) -> Sequence[Checkpoint]:

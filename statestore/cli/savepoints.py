@@ -190,18 +190,26 @@ def _write_metrics(path: Path, it: Checkpoint, destination: str, *, has_failed: 
 
 
 def _repeat(every: Every, it: Checkpoint, take: Callable[[], None]) -> None:
-    """Take savepoints for ever; what fails is printed, and tried again."""
+    """Take savepoints until Ctrl-C; what fails is printed, and tried again."""
     wait_ms = 0
-    while True:
-        time.sleep(wait_ms / 1000)
-        try:
-            if wait_ms := every.due_in_ms(it):
-                continue
-            take()
-            wait_ms = every.due_in_ms(it) or every.interval_ms
-        except StateStoreError as error:
-            click.echo(error, err=True)
-            wait_ms = every.retry_ms
+    with suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(wait_ms / 1000)
+            try:
+                if wait_ms := every.due_in_ms(it):
+                    continue
+                _take_whole(take)
+                wait_ms = every.due_in_ms(it) or every.interval_ms
+            except StateStoreError as error:
+                click.echo(error, err=True)
+                wait_ms = every.retry_ms
+
+
+def _take_whole(take: Callable[[], None]) -> None:
+    try:
+        take()
+    except KeyboardInterrupt as error:  # one was begun and is not there
+        raise click.Abort from error
 
 
 def _taken(info: SavepointInfo) -> str:

@@ -183,6 +183,25 @@ def test_schedule_that_is_none_is_refused(
     assert not (tmp_path / "kept").exists()
 
 
+def test_a_schedule_is_ended_by_ctrl_c(
+    tmp_path: Path, query: MadeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches the usual end of a schedule that is told as a failure."""
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if seconds:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    ended = run("savepoint", query.path, tmp_path / "kept", "--every", "1h")
+    assert (ended.exit_code, ended.output.endswith("Done.\n")) == (0, True), ended.output
+    assert len([*(tmp_path / "kept").glob("savepoint-*")]) == 1
+    assert waits[0] == 0
+    assert 3500 < waits[1] <= 3600
+
+
 def test_a_savepoint_is_whole_whenever_the_schedule_is_killed(
     tmp_path: Path, query: MadeCheckpoint
 ) -> None:

@@ -182,6 +182,16 @@ def test_what_is_told_follows_the_query(changing, made):
     assert changing.process.wait(timeout=30) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
 
 
+def test_ctrl_c_is_the_usual_end(made):
+    """Catches a server whose end is told as a failure."""
+    with serve(made.path, stderr=subprocess.PIPE) as server:
+        assert server.process.stdout.readline() == "Ctrl-C ends it.\n"
+        assert server.live()["query"]["uri"] == made.path
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.communicate() == ("", "")
+        assert server.process.returncode == 0
+
+
 def test_index_tells_a_hundred_from_small_files(tmp_path):
     """Catches an index that takes as long as all pages together."""
     made = MadeCheckpoint(str(tmp_path / "all" / "0"), tmp_path / "scratch")

@@ -320,6 +320,12 @@ def test_rows_that_wait_are_those_that_a_source_tells(sources: list[Any], backlo
         assert load_of({**progress, "inputRowsPerSecond": unknown}, 1.0).arriving is None
 
 
+def test_between_shows_what_it_was_given():
+    """Catches a notebook that shows an address in memory."""
+    assert repr(Between(2, 8)) == "Between(2, 8, cool_down=300)"
+    assert repr(Between(4, 4, cool_down=1.5)) == "Between(4, 4, cool_down=1.5)"
+
+
 @pytest.mark.parametrize(
     ("make", "argument"),
     [
