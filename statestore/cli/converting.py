@@ -62,8 +62,8 @@ def convert(
 
     The query must not run. CHECKPOINT is not changed: NEW is made from it, with the newest
     committed state. Spark on this machine writes it, and compares every row. Repeat a conversion
-    that     was interrupted: until it is whole, no query starts from NEW. `statestore restore` goes
-    the other     way, from Spark's own providers to those of this package.
+    that was interrupted: until it is whole, no query starts from NEW. `statestore restore` goes
+    the other way, from Spark's own providers to those of this package.
 
     \b
     Examples:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.query_log import (
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from statestore.operations.new_directory import NewDirectory
     from statestore.operations.result import Made, Progress
 
+_LOG4J = Path(__file__).with_name("log4j2.properties")
 _POLL_S = 0.2
 
 
@@ -342,8 +345,12 @@ class _Sessions:
             "spark.master": "local[*]",
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
+            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}",
             **spark_conf(changed),
             **self._conf,
         }
         conf["spark.jars"] = ",".join(filter(None, [self._conf.get("spark.jars"), str(find_jar())]))
-        return builder.config(map=conf).getOrCreate()
+        with warnings.catch_warnings():
+            # What PySpark says of the pandas that is installed is not about a conversion.
+            warnings.simplefilter("ignore", FutureWarning)
+            return builder.config(map=conf).getOrCreate()
