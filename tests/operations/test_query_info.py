@@ -49,6 +49,7 @@ def tell(made, batch, *, planned_ms, watermark_ms=0, sources=("-",), committed_m
     fields = json.loads(metadata) | {"batchTimestampMs": planned_ms}
     fields["batchWatermarkMs"] = watermark_ms
     offsets.write_text("\n".join([version, json.dumps(fields), *sources]))
+    os.utime(offsets, (planned_ms / 1000, planned_ms / 1000))
     if committed_ms is not None:
         commit = Path(made.path, "commits", str(batch))
         commit.write_text(f'v1\n{{"nextBatchWatermarkMs":{after}}}')
@@ -206,6 +207,24 @@ def test_nobody_knows_whether_a_query_of_sparks_own_runs(name):
     assert (found.is_running, found.name) == (None, None)
     assert found.newest_version > 0
     assert found.position is not None
+
+
+def test_how_long_a_batch_took_is_not_told_of_what_an_operation_wrote(made, tmp_path):
+    """Catches a batch that took from its plan, years ago, to the copy of its commit."""
+    checkpoint = Checkpoint(made.path)
+    tell(made, 2, planned_ms=NOW_MS - 30_000, committed_ms=NOW_MS - 28_000)
+    assert checkpoint.query.batch_ms == 2_000
+
+    savepoint = checkpoint.savepoint(tmp_path / "savepoint").made
+    copies = [savepoint.restore(tmp_path / "restored").made, checkpoint.branch(tmp_path / "b").made]
+    for copy in copies:
+        assert (copy.query.newest_version, copy.query.batch_ms) == (3, None)
+        assert "took              -\n" in repr(copy.query)
+    planned_ms = SystemClock().now_ms()
+    tell(made, 2, planned_ms=planned_ms, committed_ms=planned_ms + 500)
+    assert checkpoint.query.batch_ms == 500
+    checkpoint.rescale(8)
+    assert (checkpoint.query.newest_version, checkpoint.query.batch_ms) == (4, None)
 
 
 def test_a_look_reads_a_few_small_files_however_many_state_partitions(tmp_path):

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from statestore.checkpoint.query_log import NO_OFFSET
-from statestore.core.errors import CorruptionError, NotFoundError
+from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError
 from statestore.core.json_fields import Fields, MalformedError, parse_json
 from statestore.core.providers import SPARK_PROVIDERS
 from statestore.core.text import Told, format_duration, format_time
+from statestore.operations.batches import read_own_batch
 from statestore.operations.in_use import find_users
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from statestore.checkpoint.lease import QueryProgress
     from statestore.operations.checkpoint import OpenCheckpoint
 
+_WRITTEN_WITHIN_MS = 10_000
+"""An entry that is so much younger than the plan that it has is a copy."""
 _MOST_MS = 253_402_300_799_999
 """The last millisecond that a calendar has, of the year 9999."""
 
@@ -90,7 +93,8 @@ class QueryInfo(Told):
         uncommitted_batch: Batch that was planned and not committed; None between two batches.
         planned_ms: When the newest batch was planned; None where the offset log does not tell.
         committed_ms: When the newest version was committed, by the storage; None as well.
-        batch_ms: From planning to committing the newest version; None as well.
+        batch_ms: From planning to committing the newest version; None as well, and where an
+            operation has made it, or has copied it here.
         watermark_ms: Watermark, in the time of the events; None where the query has none.
         lag_ms: How far the watermark is behind the clock: that of now, or of a query that is known
             to be stopped that of its newest batch.
@@ -183,18 +187,8 @@ def look_at_query(checkpoint: OpenCheckpoint) -> QueryInfo:
     batch = checkpoint.newest_version - 1
     newest = checkpoint.newest_planned
     planned_ms = None if newest is None else _planned_ms(checkpoint, newest)
-    committed_ms = next(
-        (
-            info.modified_ms
-            for info in checkpoint.io.list(checkpoint.commits.directory)
-            if info.name == str(batch)
-        ),
-        None,
-    )
-    took_ms = (
-        None if position is None or committed_ms is None else committed_ms - position.planned_ms
-    )
-    batch_ms = took_ms if took_ms is not None and took_ms >= 0 else None
+    committed_ms = _written_ms(checkpoint, checkpoint.commits.directory, batch)
+    batch_ms = _batch_ms(checkpoint, position, committed_ms)
     watermark_ms = _watermark_ms(checkpoint, batch, position)
     now_ms = checkpoint.clock.now_ms()
     until_ms = planned_ms if is_known and not users.is_query_running else now_ms
@@ -216,6 +210,28 @@ def look_at_query(checkpoint: OpenCheckpoint) -> QueryInfo:
         position=position,
         rates=_told_rates(users.progress) or _counted_rates(checkpoint, position, batch_ms),
     )
+
+
+def _written_ms(checkpoint: OpenCheckpoint, directory: str, batch: int) -> int | None:
+    """Return when the entry of a batch was written to a log, by the storage; None without one."""
+    written = (of.modified_ms for of in checkpoint.io.list(directory) if of.name == str(batch))
+    return next(written, None)
+
+
+def _batch_ms(
+    checkpoint: OpenCheckpoint, position: InputPosition | None, committed_ms: int | None
+) -> int | None:
+    """Return how long the newest committed batch took; None of one that an operation wrote."""
+    if position is None or committed_ms is None:
+        return None
+    written_ms = _written_ms(checkpoint, checkpoint.offsets.directory, position.batch)
+    if written_ms is None or written_ms > position.planned_ms + _WRITTEN_WITHIN_MS:
+        return None
+    with suppress(StateStoreError):
+        if read_own_batch(checkpoint, position.batch) is not None:
+            return None
+    took_ms = committed_ms - position.planned_ms
+    return took_ms if took_ms >= 0 else None
 
 
 def find_position(checkpoint: OpenCheckpoint) -> InputPosition | None:
