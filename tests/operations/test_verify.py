@@ -251,3 +251,12 @@ def test_source_that_a_query_reads_twice_has_one_log(tmp_path):
     checkpoint.savepoint(tmp_path / "savepoint").made.restore(tmp_path / "restored")
     _lose_newest(tmp_path / "query" / "sources")
     assert len(checkpoint.verify().findings) == 1
+
+
+def test_an_entry_that_is_gone_is_one_finding(tmp_path):
+    """Catches damage that is told twice."""
+    made = make_query(tmp_path, num_batches=2)
+    Path(made.path, "offsets", "1").unlink()
+    (finding,) = Checkpoint(made.path).verify().findings
+    assert finding.version == 2
+    assert "lacks the entry of a batch" in str(finding)

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from statestore.checkpoint.query_log import OffsetsEntry
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.column_family import ColumnFamily
     from statestore.codec.references import FileRef, StoreName
@@ -171,7 +172,7 @@ class _Verifier:
         newest = self._checkpoint.newest_version
         if newest in self._checkpoint.planned_batches:
             try:
-                self._check_sources(newest)
+                self._check_sources(self._checkpoint.offsets_entry(newest))
             except DAMAGE as error:
                 self._find(newest, None, error, is_recoverable=True)
 
@@ -194,9 +195,8 @@ class _Verifier:
                 except DAMAGE as error:
                     self._find(version, None, error, is_recoverable=True)
 
-    def _check_sources(self, batch: int) -> None:
+    def _check_sources(self, entry: OffsetsEntry) -> None:
         """Check that file sources know what they have read by a batch; errors as there."""
-        entry = self._checkpoint.offsets_entry(batch)
         check_sources(self._checkpoint.uri, [entry], self._source_names)
 
     @cached_property
@@ -216,11 +216,13 @@ class _Verifier:
             self._verify_schemas(versions[0])
         for version in versions:
             try:
-                self._check_sources(version - 1)
+                entry = self._checkpoint.offsets_entry(version - 1)
+            except DAMAGE:
+                continue  # found where stores are looked for
+            try:
+                self._check_sources(entry)
             except NotFoundError as error:
                 self._find(version, None, error)
-            except DAMAGE:
-                pass  # of the entry, which is found where stores are looked for
         if self._is_of_spark:
             find = partial(spark_states.find_versions, self._checkpoint)
             self._run_in_threads(self._verify_of_spark, self._each(versions, find), progress)
