@@ -101,12 +101,14 @@ class CopyResult(NewDirectoryResult[Made]):
             (f"operator {old}", "keeps its number" if old == new else f"becomes {new}")
             for old, new in self.operators.items()
         ]
+        # What a savepoint is restored on is not its files' backend, but the one it was taken of.
+        is_checkpoint = self.operation in ("restore", "branch")
         return format_fields(
             [
                 ("from", f"{self.source}, version {self.version}"),
                 ("to", self.target),
                 ("query ID", self.query_id or "new"),
-                ("backend", self.backend),
+                ("backend" if is_checkpoint else "format of files", self.backend),
                 ("state partitions", self.num_partitions),
                 *(kept if self.operation == "restore" else []),
                 *((f"operator {old}", "dropped") for old in self.dropped_operators),

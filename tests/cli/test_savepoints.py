@@ -183,6 +183,16 @@ def test_schedule_that_is_none_is_refused(
     assert not (tmp_path / "kept").exists()
 
 
+def test_a_plan_says_what_a_savepoint_is_restored_on(tmp_path: Path) -> None:
+    """Catches files of one backend that are read as the backend of what comes of them."""
+    query = query_of(tmp_path / "query", backend="rocksdb")
+    query.run_batch({"a": "b"})
+    taken = run("savepoint", query.path, tmp_path / "savepoint")
+    assert "\nformat of files   filesystem\n" in taken.output
+    restored = run("restore", tmp_path / "savepoint", tmp_path / "new")
+    assert "\nbackend           rocksdb\n" in restored.output
+
+
 def test_a_schedule_is_ended_by_ctrl_c(
     tmp_path: Path, query: MadeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
