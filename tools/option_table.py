@@ -18,6 +18,7 @@ GROUPS = {
         "partitions",
         "file",
         "overlay",
+        "offHeap",
         "snapshot",
         "fsync",
         "orphan",

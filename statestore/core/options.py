@@ -143,6 +143,13 @@ TABLE: tuple[Option, ...] = (
         "largest heap (-Xmx).",
     ),
     Option(
+        "offHeap.enabled", "off_heap_enabled", "boolean", False, scope="shim",
+        doc="Whether committed rows are in memory outside of the JVM's heap, where no garbage "
+        "collection looks at them: all of filesystem and heap, of rocksdb as many as fit. It is "
+        "taken from spark.memory.offHeap.size, which the application has to have. See "
+        "docs/sizing.md.",
+    ),
+    Option(
         "snapshot.maxChainLength", "snapshot_max_chain_length", "int", 32, scope="engine",
         unit="deltas", minimum=1, maximum=1000,
         doc="Number of deltas since the last snapshot at which a new one is taken. The rocksdb "
@@ -346,6 +353,7 @@ class StateStoreOptions:
     partitions: int = 0
     file_compression: str = "zstd"
     overlay_max_bytes: int = -1
+    off_heap_enabled: bool = False
     snapshot_max_chain_length: int = 32
     snapshot_replay_ratio: float = 1.0
     rocksdb_incremental: bool = True

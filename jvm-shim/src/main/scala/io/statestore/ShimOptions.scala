@@ -21,6 +21,7 @@ import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
  * @param maxParallelism number of key groups, 0 for the default of a new checkpoint
  * @param partitions number of state partitions that the query is to have, 0 for that it has
  * @param overlayMaxBytes bytes of uncommitted writes all stores of this JVM keep in memory
+ * @param offHeapEnabled whether the rows of working views are outside of the heap
  * @param fileCompression `none` or `zstd`
  * @param rocksdbBlockCacheBytes block cache of RocksDB readers in this JVM
  * @param rocksdbRowCacheBytes bytes of rows that all stores of the rocksdb backend keep on the heap
@@ -37,6 +38,7 @@ final case class ShimOptions(
     maxParallelism: Int,
     partitions: Int,
     overlayMaxBytes: Long,
+    offHeapEnabled: Boolean,
     fileCompression: String,
     rocksdbBlockCacheBytes: Long,
     rocksdbRowCacheBytes: Long,
@@ -88,6 +90,7 @@ object ShimOptions {
       maxParallelism = values("max_parallelism").asInt,
       partitions = values("partitions").asInt,
       overlayMaxBytes = ofHeap(values("overlay_max_bytes").asLong, OverlaysPerHeap),
+      offHeapEnabled = values("off_heap_enabled").asBoolean,
       fileCompression = values("file_compression").asText,
       rocksdbBlockCacheBytes = values("rocksdb_block_cache_size_mb").asLong << 20,
       rocksdbRowCacheBytes = ofHeap(values("rocksdb_row_cache_bytes").asLong, RowCachesPerHeap),

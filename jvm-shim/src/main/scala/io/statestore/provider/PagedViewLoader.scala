@@ -14,7 +14,8 @@ private[statestore] final class PagedViewLoader(context: StoreContext) extends V
   private val PrefetchRows = 256
 
   override def empty(version: Long, maxParallelism: Int): WorkingView = {
-    val view = new PagedView(ViewVersion(version, null, null, rescalable = true), maxParallelism)
+    val start = ViewVersion(version, null, null, rescalable = true)
+    val view = new PagedView(start, maxParallelism, context.outside)
     view.addFamily(context.defaultFamily)
     view
   }
@@ -24,7 +25,21 @@ private[statestore] final class PagedViewLoader(context: StoreContext) extends V
       families: Seq[ColumnFamily],
       reply: ObjectNode,
       counters: HandleCounters): WorkingView = {
-    val view = new PagedView(version, reply.get("max_parallelism").asInt)
+    val view = new PagedView(version, reply.get("max_parallelism").asInt, context.outside)
+    try fill(view, families, reply, counters)
+    catch {
+      case e: Throwable =>
+        view.retire()
+        throw e
+    }
+    view
+  }
+
+  private def fill(
+      view: PagedView,
+      families: Seq[ColumnFamily],
+      reply: ObjectNode,
+      counters: HandleCounters): Unit = {
     val expected = math.min(reply.get("num_keys").asLong, Int.MaxValue / 4L).toInt
     val byId = families.map { family =>
       family.id -> view.addFamily(family, if (families.size == 1) expected else 0)
@@ -32,7 +47,6 @@ private[statestore] final class PagedViewLoader(context: StoreContext) extends V
     if (view.family(context.defaultFamily.name) == null) view.addFamily(context.defaultFamily)
     reply.get("files").elements.asScala.foreach(read(_, byId, counters))
     if (context.isInDriversMemory) view.countStateBytes()
-    view
   }
 
   private def read(

@@ -32,7 +32,9 @@ final class QueryStarts extends SparkSessionExtensionsProvider {
           if (QueryProviders.isOurs(provider)) {
             Resources.checkSpark()
             val options = new StateStoreConf(SQLConf.get).sqlConfs
-            QueryStarts.requirePartitions(session, write, ShimOptions.parse(options).partitions)
+            val parsed = ShimOptions.parse(options)
+            OffHeap.check(parsed)
+            QueryStarts.requirePartitions(session, write, parsed.partitions)
             if (provider == RocksDB) ShimOptions.warnOfIgnored(options)
           }
           FileSinks.check(session, write)

@@ -79,5 +79,6 @@ private[statestore] final class RocksDBViewLoader(context: StoreContext)
     context.storeId.partitionId,
     filter,
     context.options.rocksdbBlockCacheBytes,
-    context.options.rocksdbRowCacheBytes)
+    context.options.rocksdbRowCacheBytes,
+    context.outside)
 }

@@ -7,7 +7,7 @@ import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.{EngineReportedException, Json, ShimErrors, ShimOptions}
 import io.statestore.engine.{CheckpointMemory, EnginePool, Engines}
 import io.statestore.keygroup.{KeyGroupFunction, PartitionKey}
-import io.statestore.view.{ColumnFamily, OverlayFamily}
+import io.statestore.view.{ColumnFamily, OffHeapMemory, OverlayFamily}
 import org.apache.hadoop.conf.Configuration
 import org.apache.spark.TaskContext
 import org.apache.spark.sql.execution.streaming.state.{SparkVersion, StateSchemaProvider}
@@ -52,6 +52,9 @@ private[statestore] final class StoreContext(
 
   /** Compression of the delta handed to the engine, which writes it anew for RocksDB. */
   val deltaCompression: String = if (keepsRowsByKey) "none" else options.fileCompression
+
+  /** Memory for the pages of its views outside of the heap, or null. */
+  lazy val outside: OffHeapMemory = OffHeap.of(options)
 
   lazy val engines: EnginePool = {
     val pool = Engines.forOptions(options)

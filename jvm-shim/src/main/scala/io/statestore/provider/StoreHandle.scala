@@ -282,7 +282,7 @@ private[statestore] final class StoreHandle(
     val shown = committed.map(_.numKeys).getOrElse(view.numKeys)
     SparkVersion.metrics(
       shown,
-      if (holdsView) view.heapBytes + overlay.heapBytes else provider.memoryUsedBytes(view),
+      if (holdsView) view.bytes + overlay.heapBytes else provider.memoryUsedBytes(view),
       counters.toMap,
       OfStore(
         id, provider.lastSnapshotVersion, commitMs, counters(StoreMetrics.VersionBytes)))

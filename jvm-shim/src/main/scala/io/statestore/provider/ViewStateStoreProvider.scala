@@ -222,7 +222,7 @@ abstract class ViewStateStoreProvider(backend: String)
 
   private[statestore] def memoryUsedBytes(view: WorkingView): Long = lock.synchronized {
     settle()
-    view.heapBytes
+    view.bytes
   }
 
   /**

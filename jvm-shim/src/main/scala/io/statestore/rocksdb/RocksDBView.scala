@@ -36,6 +36,7 @@ import org.apache.spark.unsafe.Platform
  * @param rows how many there are; None after a rescale, when only reading them all tells
  * @param partition state partition of the store
  * @param filter N where only rows of this state partition of N are the store's, else 0
+ * @param outside memory outside of the heap for all rows of a family, or null
  */
 private[statestore] final class RocksDBView(
     private var current: ViewVersion,
@@ -47,7 +48,8 @@ private[statestore] final class RocksDBView(
     partition: Int,
     filter: Int,
     blockCacheBytes: Long,
-    rowCacheBytes: Long)
+    rowCacheBytes: Long,
+    outside: OffHeapMemory = null)
     extends WorkingView {
   import RocksDBView._
 
@@ -84,8 +86,8 @@ private[statestore] final class RocksDBView(
 
   override def numInternalKeys: Long = counts.internal
 
-  override def heapBytes: Long =
-    synchronized(byName.valuesIterator.map(_.cache.heapBytes).sum +
+  override def bytes: Long =
+    synchronized(byName.valuesIterator.map(_.cache.bytes).sum +
       (if (opened == null) 0L else opened.heapBytes))
 
   override def advance(to: ViewAdvance): Unit = synchronized {
@@ -158,10 +160,12 @@ private[statestore] final class RocksDBView(
   private final class Family(var family: ColumnFamily) extends CommittedFamily {
 
     val cache =
-      new RowCache(rowCacheBytes, if (path == null) new PagedFamily(family) else null)
+      new RowCache(rowCacheBytes, if (path == null) noRows else null)
     // What reads of RocksDB have cost, in rows of a scan, and how many rows did not fit the cache.
     private var spent = 0L
     private var tooMany = Long.MaxValue
+
+    private def noRows = new PagedFamily(family, outside = outside)
 
     override def get(
         keyBase: AnyRef,
@@ -232,13 +236,14 @@ private[statestore] final class RocksDBView(
      * to fit and have not proved too many; returns whether it did.
      */
     private def isLoaded(): Boolean = {
-      val most = math.min(tooMany / 2, cache.mostWhole / SmallestRowBytes)
+      val smallest = if (outside == null) SmallestRowBytes else IndexBytes
+      val most = math.min(tooMany / 2, cache.mostWhole / smallest)
       if (spent >= knownRows && knownRows <= most) {
         val view = openView()
         val ends = view.timesEnded
         spent = 0L
         cache.load(
-          new PagedFamily(family), stored(null, null), knownRows, () => view.timesEnded == ends)
+          noRows, stored(null, null), knownRows, () => view.timesEnded == ends)
         if (cache.all == null) tooMany = knownRows
       }
       cache.all != null
@@ -267,6 +272,9 @@ private object RocksDBView {
 
   /** What a row takes on the heap at least, with its key, header and place in the index. */
   val SmallestRowBytes = 32L
+
+  /** What its place in the index takes at least. */
+  val IndexBytes = 6L
 
   def Start: Long = Platform.BYTE_ARRAY_OFFSET.toLong
 

@@ -2,12 +2,13 @@ package io.statestore.rocksdb
 
 import java.util.concurrent.atomic.{AtomicInteger, AtomicLong}
 
-import io.statestore.view.{BytesRef, CommittedCursor, FamilyChanges}
+import io.statestore.view.{BytesRef, CommittedCursor, FamilyChanges, NoMemoryException}
 import io.statestore.view.{PagedFamily, RecordPages, RecordTable}
 
 /**
- * Rows of one column family on the heap, in bounded memory: all of them where they fit, else those
- * that were read or written lately, absent ones included.
+ * Rows of one column family in bounded memory: all of them where they fit, else those that were
+ * read or written lately, absent ones included. Those are on the heap; all of them may be outside
+ * of it, as long as there is memory, and only their index is then bounded by the budget.
  *
  * Where it has all rows it answers each read. Where it has some there are two generations: a row
  * that is found in the old one moves to the young one, and when the young one is full it becomes
@@ -37,7 +38,10 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
   /** All rows of the family, null where they are not here. */
   def all: PagedFamily = whole
 
-  def heapBytes: Long = young.bytes + old.bytes + (if (whole == null) 0L else whole.heapBytes)
+  def bytes: Long = heapBytes + (if (whole == null) 0L else whole.bytes - whole.heapBytes)
+
+  private def heapBytes: Long =
+    young.bytes + old.bytes + (if (whole == null) 0L else whole.heapBytes)
 
   /** Looks a key up; where the answer is `Found`, `into` shows the value. */
   def find(keyBase: AnyRef, keyAt: Long, keyLen: Int, hash: Int, into: BytesRef): Int =
@@ -98,7 +102,7 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
    * Takes in all rows of the family; where they do not fit, the cache stays as it is. Where as many
    * rows as expected, of the size of the first, would not fit, it reads no more than those.
    *
-   * @param into the family without rows
+   * @param into the family without rows, closed where they do not fit
    * @param rows shows each row, and is closed where not all are asked for
    * @param expected number of rows, about
    * @param isWhole whether it showed them all, asked when it has ended
@@ -111,8 +115,9 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
     count()
     var ended = false
     var numRows = 0
-    def willFit = numRows != SampledRows || into.pages.liveBytes / numRows * expected <= mostWhole
-    while (!ended && into.heapBytes <= mostWhole && willFit) {
+    def willFit = numRows != SampledRows || !into.isOnHeap ||
+      into.pages.liveBytes / numRows * expected <= mostWhole
+    try while (!ended && into.heapBytes <= mostWhole && willFit) {
       ended = !rows.advance()
       if (!ended) {
         numRows += 1
@@ -121,14 +126,15 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
           key.base, key.at, key.length, value.base, value.at, value.length, append = false)
         report(into.heapBytes)
       }
-    }
-    if (!ended) {
-      rows.close()
-    } else if (isWhole()) {
+    } catch { case _: NoMemoryException => () }
+    if (!ended) rows.close()
+    if (ended && isWhole()) {
       whole = into
       isLoaded = true
       young = Generation.empty
       old = Generation.empty
+    } else {
+      into.close()
     }
     report()
   }
@@ -145,8 +151,8 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
   private def writeWhole(change: FamilyChanges): Int = {
     count()
     val overlay = change.overlay
-    if (whole.table.isEmpty && change.isAdoptable &&
-      overlay.table.pages.heapBytes + overlay.indexBytes <= mostWhole) {
+    if (whole.adopts && change.isAdoptable &&
+      overlay.table.pages.heldBytes + overlay.indexBytes <= mostWhole) {
       whole.adopt(overlay)
       change.length
     } else {
@@ -156,7 +162,7 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
       var keeps = fits
       var held = whole.heapBytes
       val slotsHold = !isLoaded && whole.table.hasRoomFor(change.numNew)
-      while (i < change.length && keeps) {
+      try while (i < change.length && keeps) {
         val address = change.address(i)
         val base = pages.base(address)
         val at = pages.keyOffset(address)
@@ -177,9 +183,10 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
           held = whole.heapBytes
         }
         i += 1
-      }
+      } catch { case _: NoMemoryException => keeps = false }
       if (!keeps) {
-        if (whole.heapBytes <= maxBytes) old = new Generation(whole.pages, whole.table)
+        if (!whole.isOnHeap) whole.close()
+        else if (whole.heapBytes <= maxBytes) old = new Generation(whole.pages, whole.table)
         whole = null
       }
       i
@@ -187,7 +194,7 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
   }
 
   /** Whether all rows are few enough, perhaps after their dead space was given up. */
-  private def fits: Boolean = whole.heapBytes <= mostWhole || {
+  private def fits: Boolean = whole.heapBytes <= mostWhole || whole.isOnHeap && {
     whole.compactIfWasteful()
     whole.heapBytes <= mostWhole
   }
@@ -220,6 +227,7 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
   def close(): Unit = {
     if (isCounted) numCaches.decrementAndGet()
     isCounted = false
+    if (whole != null) whole.close()
     whole = null
     young = Generation.empty
     old = Generation.empty
@@ -265,7 +273,7 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
 
   private final class Generation(pages: RecordPages, table: RecordTable) {
 
-    def bytes: Long = if (table.isEmpty) 0L else pages.heapBytes + table.indexBytes
+    def bytes: Long = if (table.isEmpty) 0L else pages.heldBytes + table.indexBytes
 
     def find(keyBase: AnyRef, keyAt: Long, keyLen: Int, hash: Int): Int = {
       val slot = if (table.isEmpty) -1 else table.find(keyBase, keyAt, keyLen, hash)

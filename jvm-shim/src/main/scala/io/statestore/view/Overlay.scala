@@ -66,7 +66,7 @@ private[statestore] final class Overlay(
   def allFamilies: Iterable[OverlayFamily] = families.values
 
   def heapBytes: Long =
-    pages.heapBytes + listBytes + families.valuesIterator.map(_.indexBytes).sum
+    pages.heldBytes + listBytes + families.valuesIterator.map(_.indexBytes).sum
 
   def numRuns: Int = runs.size
 
@@ -92,7 +92,7 @@ private[statestore] final class Overlay(
       isCounted = true
       Overlay.numWritten.incrementAndGet()
     }
-    val held = pages.heapBytes + listBytes - keptBytes
+    val held = pages.heldBytes + listBytes - keptBytes
     if (held > smallestShare) {
       if (2L * deadBytes > held) compact()
       else if (held > budgetBytes / math.max(1, Overlay.numWritten.get)) spill()
@@ -202,7 +202,7 @@ private[statestore] final class Overlay(
     families.valuesIterator.foreach(_.spilled())
     deadBytes = 0L
     shownUntil = pages.end // what is on disk stays as it is
-    keptBytes = pages.heapBytes
+    keptBytes = pages.heldBytes
   }
 
   /** Moves what lists have on the heap; the records that name them move as all do. */

@@ -2,12 +2,19 @@ package io.statestore.view
 
 import org.apache.spark.unsafe.Platform
 
-/** The rows of one column family of a `PagedView`, at its version. */
-private[statestore] final class PagedFamily(var family: ColumnFamily, expected: Int = 0)
+/**
+ * The rows of one column family of a `PagedView`, at its version.
+ *
+ * @param outside memory for its pages, null for the heap; then `close` has to be called
+ */
+private[statestore] final class PagedFamily(
+    var family: ColumnFamily,
+    expected: Int = 0,
+    outside: OffHeapMemory = null)
     extends CommittedFamily {
   import RecordPages._
 
-  private var records = new RecordPages
+  private var records = new RecordPages(outside)
   private var index = new RecordTable(records, expected)
   private var order: SortedAddresses = if (family.ordered) new SortedAddresses(records) else null
 
@@ -15,8 +22,10 @@ private[statestore] final class PagedFamily(var family: ColumnFamily, expected: 
 
   def table: RecordTable = index
 
-  def heapBytes: Long =
-    records.heapBytes + index.indexBytes + (if (order == null) 0L else order.indexBytes)
+  def bytes: Long = heapBytes + records.outsideBytes
+
+  def heapBytes: Long = records.heldBytes - records.outsideBytes + index.indexBytes +
+    (if (order == null) 0L else order.indexBytes)
 
   /** Bytes of all keys and values; goes over all rows. */
   def stateBytes: Long = index.liveAddresses.iterator
@@ -145,6 +154,11 @@ private[statestore] final class PagedFamily(var family: ColumnFamily, expected: 
   def findSlot(keyBase: AnyRef, keyAt: Long, keyLen: Int): Int =
     index.find(keyBase, keyAt, keyLen, RecordTable.hashKey(keyBase, keyAt, keyLen))
 
+  def isOnHeap: Boolean = outside == null
+
+  /** Whether it may take over the records of an overlay, which are on the heap. */
+  def adopts: Boolean = isOnHeap && index.isEmpty
+
   /** Takes over the records of an overlay that holds nothing but puts; this family is empty. */
   def adopt(overlay: OverlayFamily): Unit = {
     records = overlay.table.pages
@@ -152,16 +166,19 @@ private[statestore] final class PagedFamily(var family: ColumnFamily, expected: 
     order = overlay.sorted
   }
 
+  def close(): Unit = records.close()
+
   def clear(): Unit = {
-    records = new RecordPages
+    records.close()
+    records = new RecordPages(outside)
     index = new RecordTable(records)
     order = if (family.ordered) new SortedAddresses(records) else null
   }
 
   /** Rewrites the records when more than a quarter of the pages is dead. */
   def compactIfWasteful(): Unit = {
-    val dead = records.heapBytes - records.liveBytes
-    if (dead > records.heapBytes / 4 && dead > CompactionFloorBytes) {
+    val dead = records.heldBytes - records.liveBytes
+    if (dead > records.heldBytes / 4 && dead > CompactionFloorBytes) {
       val numPages = records.beginCompaction()
       var page = 0
       while (page < numPages) {

@@ -3,13 +3,15 @@ package io.statestore.view
 import scala.collection.mutable
 
 /**
- * A working view in pages on the JVM's heap: of the heap and the filesystem backend. `advance`
- * keeps an undo log of one version, so that the version before can be served again after a failed
- * batch without a load.
+ * A working view in pages: of the heap and the filesystem backend. `advance` keeps an undo log of
+ * one version, so that the version before can be served again after a failed batch without a load.
+ *
+ * @param outside memory for its pages outside of the JVM's heap, or null
  */
 private[statestore] final class PagedView(
     private var current: ViewVersion,
-    val maxParallelism: Int)
+    val maxParallelism: Int,
+    outside: OffHeapMemory = null)
     extends WorkingView {
   import RecordPages._
 
@@ -25,7 +27,7 @@ private[statestore] final class PagedView(
   override def family(name: String): PagedFamily = byName.getOrElse(name, null)
 
   def addFamily(family: ColumnFamily, expected: Int = 0): PagedFamily = {
-    val added = new PagedFamily(family, expected)
+    val added = new PagedFamily(family, expected, outside)
     byName.put(family.name, added)
     added
   }
@@ -35,8 +37,8 @@ private[statestore] final class PagedView(
   override def numInternalKeys: Long =
     byName.valuesIterator.filter(_.family.internal).map(_.table.size.toLong).sum
 
-  override def heapBytes: Long =
-    byName.valuesIterator.map(_.heapBytes).sum + (if (undo == null) 0L else undo.bytes)
+  override def bytes: Long =
+    byName.valuesIterator.map(_.bytes).sum + (if (undo == null) 0L else undo.bytes)
 
   /** Goes over all rows and adds up the bytes of their keys and values. */
   def countStateBytes(): Unit =
@@ -64,22 +66,30 @@ private[statestore] final class PagedView(
     val log = undo
     undo = null
     current = log.version
+    val added = byName.valuesIterator.filterNot(log.families.map(_._2).toSet).toList
     byName.clear()
     byName ++= log.families
     log.entries.foreach(_.rollBack())
+    added.foreach(_.close())
   }
 
   override def becomeAttempt(checkpointId: String): Unit =
     current = current.copy(checkpointId = checkpointId)
 
+  override protected def close(): Unit = {
+    if (undo != null) undo.families.foreach(_._2.close())
+    byName.valuesIterator.foreach(_.close())
+  }
+
   /** Gives up the way back and the space it holds. */
   private def forget(): Unit = if (undo != null) {
     undo.entries.foreach(_.forget())
+    undo.families.map(_._2).filterNot(byName.valuesIterator.toSet).foreach(_.close())
     undo = null
   }
 
   private def apply(into: PagedFamily, change: FamilyChanges, log: Undo): Unit = {
-    if (into.table.isEmpty && change.isAdoptable) {
+    if (into.adopts && change.isAdoptable) {
       into.adopt(change.overlay)
       log.entries += new Undo.Adopted(into)
       return

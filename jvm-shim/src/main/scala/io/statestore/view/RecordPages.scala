@@ -12,12 +12,15 @@ import org.apache.spark.unsafe.Platform
  * upper 17 bits name the page, the lower 15 the unit in it; 0 means "no record". A record never
  * moves and is never overwritten while it may be read, except by `compact` and through the free
  * lists, both of which only the owner of a view with no other open handle uses. Pages are byte
- * arrays (below half a G1 region) or, for records spilled to disk, memory-mapped; a record larger
- * than half a page gets one of its own.
+ * arrays (below half a G1 region), memory outside of the heap or, for records spilled to disk,
+ * memory-mapped; a record larger than half a page gets one of its own.
  *
  * Not thread-safe for writing; readers may run beside each other.
+ *
+ * @param outside where pages are, but for the first, which a store of few rows does not fill; null
+ *        for the heap. Then `close` has to be called, and nothing may read a page that was dropped
  */
-private[statestore] final class RecordPages {
+private[statestore] final class RecordPages(outside: OffHeapMemory = null) {
   import RecordPages._
 
   private var bases = new Array[AnyRef](4)
@@ -28,11 +31,15 @@ private[statestore] final class RecordPages {
   private var tailCapacity = 0
   private var freeHeads = new Array[Int](0)
   private val freePages = new java.util.ArrayDeque[Integer]()
-  private var heapBytesHeld = 0L
+  private var held = 0L
+  private var heldOutside = 0L
   private var liveBytesHeld = 0L
 
-  /** Bytes of the heap pages held. */
-  def heapBytes: Long = heapBytesHeld
+  /** Bytes of the pages held, without mapped ones. */
+  def heldBytes: Long = held
+
+  /** Those of them outside of the heap. */
+  def outsideBytes: Long = heldOutside
 
   /** Bytes in records that were allocated and not released. */
   def liveBytes: Long = liveBytesHeld
@@ -166,15 +173,39 @@ private[statestore] final class RecordPages {
     numPages
   }
 
-  /** Forgets a page that nothing refers to any more; rows that point into it stay readable. */
+  /**
+   * Forgets a page that nothing refers to any more; rows that point into it stay readable where it
+   * is on the heap.
+   */
   def dropPage(page: Int): Unit = bases(page) match {
     case bytes: Array[Byte] =>
-      heapBytesHeld -= bytes.length
+      held -= bytes.length
       bases(page) = null
       ends(page) = 0
       recycle(page)
-    case _ => if (ends(page) == 0) recycle(page)
+    case _ =>
+      freeOutside(page)
+      if (ends(page) == 0) recycle(page)
   }
+
+  /** Frees what is outside of the heap; no record is read any more. */
+  def close(): Unit = if (outside != null) {
+    var page = 0
+    while (page < numPages) {
+      freeOutside(page)
+      page += 1
+    }
+    bases = new Array[AnyRef](0)
+    numPages = 0
+  }
+
+  private def freeOutside(page: Int): Unit =
+    if (outside != null && bases(page) == null && ends(page) != 0) {
+      val bytes = outside.free(starts(page))
+      held -= bytes
+      heldOutside -= bytes
+      ends(page) = 0
+    }
 
   /** Page 0 is not used again: its first address would be 0. */
   private def recycle(page: Int): Unit = if (page != 0) freePages.push(page)
@@ -196,10 +227,8 @@ private[statestore] final class RecordPages {
     liveBytesHeld += size.toLong << 3
     if (size > MaxSharedUnits) {
       if (numPages == 0) makeRoom(1) // address 0 must not name a record
-      val bytes = new Array[Byte](Math.multiplyExact(size, 8))
-      heapBytesHeld += bytes.length
       val page = nextPage()
-      addPage(page, bytes, Platform.BYTE_ARRAY_OFFSET.toLong, size)
+      takePage(page, Math.multiplyExact(size, 8), size)
       page << PageShift
     } else if (size < freeHeads.length && freeHeads(size) != 0) {
       val address = freeHeads(size)
@@ -222,7 +251,7 @@ private[statestore] final class RecordPages {
       val old = bases(0).asInstanceOf[Array[Byte]]
       if (ends(0) + size <= capacity) {
         bases(0) = Arrays.copyOf(old, capacity << 3)
-        heapBytesHeld += (capacity << 3) - old.length
+        held += (capacity << 3) - old.length
         tailCapacity = capacity
         return
       }
@@ -230,24 +259,36 @@ private[statestore] final class RecordPages {
     var capacity = if (numPages == 0) FirstPageUnits else PageUnits
     while (capacity < size + 1) capacity *= 2
     capacity = math.min(capacity, HeapPageUnits)
-    heapBytesHeld += capacity.toLong << 3
     // Unit 0 of page 0 stays unused: address 0 means "no record".
     val page = nextPage()
-    val bytes = new Array[Byte](capacity << 3)
-    addPage(page, bytes, Platform.BYTE_ARRAY_OFFSET.toLong, if (page == 0) 1 else 0)
+    takePage(page, capacity << 3, if (page == 0) 1 else 0)
     tail = page
     tailCapacity = capacity
   }
 
+  private def takePage(page: Int, bytes: Int, end: Int): Unit = {
+    checkAddressable(page)
+    if (outside == null || page == 0) {
+      addPage(page, new Array[Byte](bytes), Platform.BYTE_ARRAY_OFFSET.toLong, end)
+    } else {
+      addPage(page, null, outside.take(bytes), end)
+      heldOutside += bytes
+    }
+    held += bytes
+  }
+
   private def nextPage(): Int = if (freePages.isEmpty) numPages else freePages.pop()
 
-  private def addPage(page: Int, base: AnyRef, start: Long, end: Int): Unit = {
+  private def checkAddressable(page: Int): Unit =
     if (page >= MaxPages) {
       throw new IllegalStateException(
         "[state-too-large] the rows of a state partition, or those that a batch writes to it, " +
           s"are more than can be addressed in memory: pages=$MaxPages. To fix: give the query " +
           "more state partitions with statestore rescale, or read less in a batch")
     }
+
+  private def addPage(page: Int, base: AnyRef, start: Long, end: Int): Unit = {
+    checkAddressable(page)
     if (page == bases.length) {
       bases = Arrays.copyOf(bases, page * 2)
       starts = Arrays.copyOf(starts, page * 2)

@@ -52,7 +52,7 @@ private[statestore] trait WorkingView {
   /** Rows as `StateStoreMetrics.numKeys` counts them: without internal column families. */
   def numKeys: Long = numRows - numInternalKeys
 
-  def heapBytes: Long
+  def bytes: Long
 
   /** Makes the view the version that a commit made durable. */
   def advance(to: ViewAdvance): Unit

@@ -49,10 +49,10 @@ object RowCacheCheck {
     val checks = (0 until 4).map(i => new RowCacheCheck(seed + i, budget, true, false))
     // The first has grown before the others begin.
     (1 to batches).foreach(checks.head.batch(_))
-    val alone = checks.head.heapBytes
+    val alone = checks.head.bytes
     (1 to batches).foreach(number => checks.foreach(_.batch(number)))
     checks.foreach(_.batch(0, commits = true))
-    val held = checks.map(_.heapBytes).sum
+    val held = checks.map(_.bytes).sum
     if (held > budget + checks.size * SlackBytes) {
       System.err.println(s"more than the budget: seed=$seed held=$held alone=$alone")
       System.exit(1)
@@ -130,7 +130,7 @@ object RowCacheCheck {
       }
     }
 
-    def heapBytes: Long = cache.heapBytes
+    def bytes: Long = cache.bytes
 
     /**
      * In turns of 15: a batch that leaves few rows, one before which all of them are read, and one

@@ -20,7 +20,7 @@ object OverlayBudgetCheck {
     val states = overlays.map(stateOf(null, _))
     (0 until rowsOfBudget).foreach { number =>
       states.foreach(_.put(row(number), row(-number)))
-      val held = overlays.map(_.pages.heapBytes).sum
+      val held = overlays.map(_.pages.heldBytes).sum
       check(held <= budgetBytes + numOverlays * pageBytes, s"held=$held rows=$number")
     }
     check(overlays.forall(_.numRuns > 0), "an overlay never spilled")

@@ -2,6 +2,7 @@ package io.statestore.view
 
 import java.io.File
 import java.nio.file.Files
+import java.util.concurrent.atomic.AtomicLong
 
 import scala.collection.mutable
 import scala.util.Random
@@ -19,8 +20,9 @@ import org.rocksdb.{FlushOptions, Options, RocksDB}
 /**
  * Random operations on a view against a model of sorted maps: puts, removes, merges, scans that
  * stay open and rows that are kept across writes, commits, aborts, roll-backs, spilling, compaction
- * and views that begin empty. Run with `heap` or `rocksdb`, a seed and a number of batches; exits
- * non-zero at the first difference.
+ * and views that begin empty. Run with `heap` or `rocksdb`, or with `Outside` behind it for
+ * pages outside of the heap, a seed and a number of batches; exits non-zero at the first
+ * difference.
  */
 object ViewModelCheck {
   private val valueSchema = new StructType().add("v", StringType)
@@ -58,14 +60,49 @@ object ViewModelCheck {
   def main(args: Array[String]): Unit = {
     val seed = args(1).toLong
     val batches = args(2).toInt
-    val check = new ViewModelCheck(seed, isInRocksDB = args(0) == "rocksdb")
+    val isInRocksDB = args(0).startsWith("rocksdb")
+    val outside = if (args(0).endsWith("Outside")) new Outside(isInRocksDB) else null
+    val check = new ViewModelCheck(seed, isInRocksDB, outside)
     try (1 to batches).foreach(check.batch) finally check.close()
+    if (outside != null) outside.requireNothing()
     println(s"ok seed=$seed batches=$batches ${check.counts}")
+  }
+
+  /**
+   * Memory outside of the heap; freed soon, so that a late reader shows. Where it ends in between,
+   * a piece in a hundred is refused.
+   */
+  private final class Outside(ends: Boolean) extends OffHeapMemory.Budget {
+    private val granted = new AtomicLong
+    private var most = 0L
+    private var asked = 0
+    val memory = new OffHeapMemory(this, keptMs = 2L)
+
+    override def grant(bytes: Long): Boolean = {
+      asked += 1
+      val isGranted = !ends || asked % 200 > 1 // it is asked twice
+      if (isGranted) most = math.max(most, granted.addAndGet(bytes))
+      isGranted
+    }
+
+    override def giveBack(bytes: Long): Unit = {
+      granted.addAndGet(-bytes)
+      ()
+    }
+
+    override def limit: String = "none"
+
+    /** Once nothing is left of what was taken, of which there was something. */
+    def requireNothing(): Unit = {
+      val end = System.nanoTime() + 10000000000L
+      while (granted.get > 0L && System.nanoTime() < end) Thread.sleep(5L)
+      println(s"outsideBytes=$most leftBytes=${granted.get}")
+    }
   }
 
   private def projection(schema: StructType): UnsafeProjection = UnsafeProjection.create(schema)
 
-  private final class ViewModelCheck(seed: Long, isInRocksDB: Boolean) {
+  private final class ViewModelCheck(seed: Long, isInRocksDB: Boolean, outside: Outside) {
     private val random = new Random(seed)
     private val keyGroups = new KeyGroups(64)
     private val noRows: Model = families.map(_.name -> Map.empty[Seq[Any], Vector[String]]).toMap
@@ -106,9 +143,10 @@ object ViewModelCheck {
           filter = 0, // until a directory is asked for
           blockCacheBytes = 1L << 20,
           rowCacheBytes =
-            cacheBytes.getOrElse(Seq(0L, 2L << 20, 4L << 20, 1L << 30)(numViews % 4)))
+            cacheBytes.getOrElse(Seq(0L, 2L << 20, 4L << 20, 1L << 30)(numViews % 4)),
+          if (outside == null) null else outside.memory)
       } else {
-        val view = new PagedView(start, 64)
+        val view = new PagedView(start, 64, if (outside == null) null else outside.memory)
         families.foreach(view.addFamily(_))
         view
       }
@@ -322,7 +360,11 @@ object ViewModelCheck {
       }
     }
 
-    private def commit(overlay: Overlay, byKey: Boolean, number: Int, next: Model): Unit = {
+    private def commit(overlay: Overlay, byKey: Boolean, number: Int, written: Model): Unit = {
+      // A state variable is removed, for good or until the next batch rolls back.
+      val isRemoved = !isInRocksDB && Seq(7, 9, 11).contains(number % 20)
+      val removed = if (isRemoved) Set(lists.name) else Set.empty[String]
+      val next = written ++ removed.map(_ -> Map.empty[Seq[Any], Vector[String]])
       val changes = mutable.LinkedHashMap.empty[Int, FamilyChanges]
       var last: (Int, Int, Int) = null
       val slots = new Array[Int](RecordBlock.Capacity)
@@ -330,7 +372,8 @@ object ViewModelCheck {
         val family = block.family
         val change = changes.getOrElseUpdate(family.family.id, new FamilyChanges(family))
         val below = view.family(family.family.name)
-        below.findSlots(overlay.pages, block.addresses, block.length, slots)
+        if (below == null) java.util.Arrays.fill(slots, -1) // a family that is new, or was removed
+        else below.findSlots(overlay.pages, block.addresses, block.length, slots)
         (0 until block.length).foreach { i =>
           val address = block.addresses(i)
           val rank = if (byKey) 0 else keyGroups.rank(block.keyGroups(i))
@@ -367,7 +410,9 @@ object ViewModelCheck {
       adopted += changes.values.count { change =>
         model(change.overlay.family.name).isEmpty && change.isAdoptable
       }
-      view.advance(new ViewAdvance(version, families, changes.values.toSeq))
+      val (left, kept) = changes.values.toSeq.partition(c => removed(c.overlay.family.name))
+      rows -= left.map(_.length.toLong).sum
+      view.advance(new ViewAdvance(version, families.filterNot(f => removed(f.name)), kept))
       commits += 1
       previous = model
       model = next

@@ -1,0 +1,115 @@
+package io.statestore.view
+
+import java.util.ArrayDeque
+import java.util.concurrent.{CompletableFuture, TimeUnit}
+
+import io.statestore.view.OffHeapMemory._
+import org.apache.spark.unsafe.Platform
+
+/**
+ * Memory outside of the JVM's heap for the pages of working views. Whoever takes a piece frees it:
+ * nothing here is collected.
+ *
+ * What was freed stays mapped a while, and only a new page may take its place before that: a
+ * task that is ended from outside has threads, as those that write to its Python worker, which may
+ * read a row a moment after its handle is closed. They find bytes, if not those of the row.
+ *
+ * @param budget who grants the memory, and takes it back
+ * @param keptMs milliseconds for which freed memory stays mapped
+ */
+private[statestore] final class OffHeapMemory(budget: Budget, keptMs: Long = KeptMs) {
+  private val kept = new ArrayDeque[Freed] // the oldest first
+  private var takenBytes = 0L
+  private var isTrimming = false
+
+  /** Bytes that were granted and not given back, those freed a moment ago among them. */
+  def bytes: Long = synchronized(takenBytes)
+
+  /**
+   * Takes memory, which has any content, and returns its address.
+   *
+   * @throws io.statestore.view.NoMemoryException there is not so much
+   */
+  def take(size: Int): Long = synchronized {
+    val last = kept.peekLast
+    if (last != null && sizeAt(last.address) == size) {
+      kept.pollLast().address
+    } else {
+      if (!budget.grant(size + HeaderBytes)) {
+        trim()
+        if (!budget.grant(size + HeaderBytes)) {
+          throw new NoMemoryException(
+            "[state-too-large] the rows of all state partitions of this executor are more than " +
+              s"its memory outside of the heap: taken=$takenBytes ${budget.limit}. To fix: raise " +
+              "spark.memory.offHeap.size, or use more executors")
+        }
+      }
+      val start =
+        try Platform.allocateMemory(size + HeaderBytes)
+        catch {
+          case e: OutOfMemoryError =>
+            budget.giveBack(size + HeaderBytes)
+            throw new NoMemoryException(
+              "[state-too-large] the machine has no memory left outside of the heap: " +
+                s"taken=$takenBytes ${budget.limit}. To fix: lower spark.memory.offHeap.size to " +
+                "what the machine has, and use more executors", e)
+        }
+      takenBytes += size + HeaderBytes
+      Platform.putLong(null, start, size.toLong)
+      start + HeaderBytes
+    }
+  }
+
+  /** Frees what `take` returned; nothing may ask for it any more. Returns its size. */
+  def free(address: Long): Int = synchronized {
+    kept.addLast(new Freed(address, System.nanoTime()))
+    if (!isTrimming) trimLater()
+    sizeAt(address)
+  }
+
+  private def trimLater(): Unit = {
+    isTrimming = true
+    CompletableFuture.delayedExecutor(keptMs, TimeUnit.MILLISECONDS).execute { () =>
+      synchronized {
+        trim()
+        isTrimming = false
+        if (!kept.isEmpty) trimLater()
+      }
+    }
+  }
+
+  private def trim(): Unit = {
+    val now = System.nanoTime()
+    while (!kept.isEmpty && now - kept.peekFirst.at >= keptMs * 1000000L) {
+      val address = kept.pollFirst().address
+      val all = sizeAt(address) + HeaderBytes
+      Platform.freeMemory(address - HeaderBytes)
+      takenBytes -= all
+      budget.giveBack(all)
+    }
+  }
+
+  private def sizeAt(address: Long): Int = Platform.getLong(null, address - HeaderBytes).toInt
+}
+
+private[statestore] object OffHeapMemory {
+
+  private val KeptMs = 10000L
+
+  private val HeaderBytes = 8
+
+  private final class Freed(val address: Long, val at: Long)
+
+  /** Who grants memory; called by one thread at a time. */
+  trait Budget {
+    def grant(bytes: Long): Boolean
+    def giveBack(bytes: Long): Unit
+
+    /** What sets the limit, each as key=value. */
+    def limit: String
+  }
+}
+
+/** There is no memory left outside of the heap. */
+private[statestore] final class NoMemoryException(message: String, cause: Throwable = null)
+    extends IllegalStateException(message, cause)

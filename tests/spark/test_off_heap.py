@@ -1,0 +1,70 @@
+"""Rows outside of the JVM's heap: the same as on it, in memory of Spark's that is given back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.errors import IllegalArgumentException
+
+from .conftest import EXTENDED, MakeLane
+from .harness import FILESYSTEM
+from .off_heap_job import OFF_HEAP
+from .queries import AGGREGATION
+
+MIB = 1 << 20
+pytestmark = [pytest.mark.ours, pytest.mark.timeout(400)]
+
+
+def _run(root: Path, mib: int) -> tuple[list[int], list[str]]:
+    """Run the job with so much memory; return the bytes outside of the heap, and errors."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.spark.off_heap_job", str(root), str(mib)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=380,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    used, errors = map(json.loads, done.stdout.splitlines()[-2:])
+    return used, errors
+
+
+def test_rows_outside_of_the_heap_equal_built_in_and_their_memory_is_given_back(
+    tmp_path: Path,
+) -> None:
+    """Catches wrong rows after a roll-back, removals and a restart, and memory that stays taken."""
+    (*during, after), errors = _run(tmp_path, 64)
+
+    assert errors == []
+    assert min(during) > MIB, "few rows were outside of the heap"
+    assert after == 0
+
+
+@EXTENDED
+def test_query_that_finds_no_memory_fails_with_the_fix_and_goes_on_on_the_heap(
+    tmp_path: Path,
+) -> None:
+    """Catches rows that are lost where memory ends in the middle of a commit or a load."""
+    (*_, after), errors = _run(tmp_path, 14)
+
+    assert errors
+    for error in errors:
+        assert "[state-too-large] the rows of all state partitions" in error
+        assert f"offHeap.size={14 * MIB} spark.memory.storageFraction=0.5. To fix: raise" in error
+    assert after == 0
+
+
+def test_application_without_such_memory_is_refused(make_lane: MakeLane) -> None:
+    """Catches a query that starts, and fails in its first task with a reason deep in a trace."""
+    lane = make_lane(AGGREGATION, FILESYSTEM, conf={OFF_HEAP: "true"})
+
+    with pytest.raises(IllegalArgumentException, match="To fix") as raised:
+        lane.run(*AGGREGATION.plan[0])
+
+    assert "[invalid-option] the application has no memory outside of the heap" in str(raised.value)
+    assert "spark.memory.offHeap.enabled=false" in str(raised.value)
+    assert not lane.progress
