@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+import tempfile
 import time
 import zipfile
 from dataclasses import asdict
@@ -56,13 +57,9 @@ def _check(request: dict[str, Any]) -> list[dict[str, str]]:
         return _failed(f"packages that an engine imports are missing: {error}", fix)
     storage = request["storage"]
     has_own_way = storage is not None and is_hadoop(storage)
-    reach = Reach("" if has_own_way else storage or "", request["options"], None)
-    diagnosis = Diagnosis(
-        request["backend"],
-        None if has_own_way else storage,
-        sys.executable,
-        reach.place.options,
-    )
+    tried = None if has_own_way else storage
+    reach = Reach(tried or tempfile.gettempdir(), request["options"], None)
+    diagnosis = Diagnosis(request["backend"], tried, sys.executable, reach.place.options)
     with reach.using():
         checks = list(diagnosis.run_on_executor(_find_jar(request["directory"], request["jars"])))
     if has_own_way:

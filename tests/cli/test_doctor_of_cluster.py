@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from statestore.cli.commands import cli
+from statestore.cli.executor_checks import main
 from statestore.core.options import PREFIX
 from statestore.core.providers import PROVIDERS
 from statestore.io.shim_jar import find_jar
@@ -46,6 +47,20 @@ def test_every_executor_is_a_row_with_its_checks(tmp_path: Path) -> None:
         assert "rocksdict" in checks["python"]["detail"]
         assert {"jar", "engine", "storage conditional write"} <= set(checks)
     assert not storage.exists()
+
+
+@pytest.mark.parametrize("storage", [None, "hdfs://namenode/checkpoints"])
+def test_storage_that_an_engine_does_not_open_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], storage: str | None
+) -> None:
+    """Catches checks that fail for want of a storage, which nobody has to name."""
+    request = {"application": "app", "directory": str(tmp_path), "jars": [str(find_jar())]}
+
+    main(json.dumps({**request, "backend": None, "storage": storage, "options": {}}), "1")
+
+    checks = {of["name"]: of["status"] for of in json.loads(capsys.readouterr().out)["checks"]}
+    assert {checks[name] for name in ("python", "jar", "engine")} == {"ok"}
+    assert checks.get("storage") == (storage and "skip")
 
 
 @pytest.mark.extended
