@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -257,7 +258,7 @@ class Cluster:
             "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
             **conf,
         }
-        submit = " ".join(f"--conf {key}={value}" for key, value in mine.items())
+        submit = shlex.join(f"--conf={key}={value}" for key, value in mine.items())
         words = ("doctor", "--output=json", "--backend=rocksdb", f"--spark-submit={submit}")
         report = json.loads(self.statestore(*words, *arguments, environment=environment))
         return {of["host"] for of in report["executors"]}

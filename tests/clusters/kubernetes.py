@@ -14,13 +14,14 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from tests.spark.processes import command_line
 
 from . import image
-from .cluster import JOB_CONF, MASTER, WORKERS, Application, Cluster
+from .cluster import DRIVER, JOB_CONF, MASTER, WORKERS, Application, Cluster
 from .hosts import MOUNTS, ROOT, wait_for
 
 TOOLS = (*image.TOOLS, "openssl", "runc")
@@ -46,6 +47,14 @@ def documented() -> dict[str, str]:
     text = (ROOT / "docs" / "deploy.md").read_text()
     part = text.partition("\n## Kubernetes\n")[2].partition("\n### ")[0]
     return dict(_FENCE.findall(part))
+
+
+def _line() -> list[str]:
+    """Return what the line of docs/deploy.md gives spark-submit."""
+    line = documented()["sh"].replace("\\\n", " ")
+    command, *words = shlex.split(line.replace("HOST", MASTER).replace("REGISTRY", _REGISTRY))
+    assert command == "spark-submit"
+    return words
 
 
 class Kubernetes(Cluster):
@@ -157,10 +166,7 @@ class Kubernetes(Cluster):
             conf: What the defaults of Spark say beside those of the lane.
             changed: Values of the line that are others here.
         """
-        line = documented()["sh"].replace("\\\n", " ")
-        line = line.replace("HOST", MASTER).replace("REGISTRY", _REGISTRY)
-        command, *words = shlex.split(line)
-        assert command == "spark-submit"
+        words = _line()
         for key, value in (changed or {}).items():
             (place,) = (at for at, word in enumerate(words) if word.startswith(f"{key}="))
             words[place] = f"{key}={value}"
@@ -179,6 +185,18 @@ class Kubernetes(Cluster):
             return self._logs(_driver(name))
 
         return Application(submitted, output, logs)
+
+    def client_conf(self, name: str) -> dict[str, str]:
+        """Return all of Spark's configuration by the line of docs/deploy.md in client mode."""
+        words = _line()
+        line = dict(value.split("=", 1) for word, value in pairwise(words) if word == "--conf")
+        conf = {"spark.master": words[words.index("--master") + 1], **self.conf(name), **line}
+        del conf["spark.kubernetes.driver.pod.name"]  # it is no pod
+        return {**conf, "spark.driver.host": self.hosts.address(DRIVER)}
+
+    def environment(self) -> dict[str, str]:
+        """Return what a command beside the hosts needs to find the cluster."""
+        return {"KUBECONFIG": str(self.directory / "stand-in" / "kubeconfig")}
 
     def _logs(self, pod: str) -> list[Path]:
         disks = (self.hosts.disk(host) for host in WORKERS)

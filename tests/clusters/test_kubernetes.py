@@ -120,3 +120,15 @@ def test_query_goes_on_after_its_pods_were_too_small(
             keys=keys,
         )
     )
+
+
+def test_doctor_asks_every_pod(cluster: Kubernetes) -> None:
+    """Catches a check of the machine that asks, where the Python of a pod is the image's."""
+    here, there = cluster.make_folder("doctor")
+    conf = cluster.client_conf("doctor")
+
+    hosts = cluster.doctor(conf, f"--storage={there}", environment=cluster.environment())
+    cluster.await_nothing_left()
+
+    assert hosts == {"doctor-exec-1", "doctor-exec-2"}
+    assert list(here.iterdir()) == []

@@ -11,12 +11,14 @@ import pytest
 from statestore.core.options import PREFIX
 from tests.spark.hdfs_cluster import JarsUnreachableError
 
-from .cluster import WORKERS, runs
+from .cluster import SYSTEM_PYTHON, WORKERS, runs
 from .query import Input
 from .record import Row
 from .yarn import EXECUTOR, HDFS, Yarn
 
 FORMAT = {f"{PREFIX}checkpointFormatVersion": "2"}
+NO_LEASE = "Without it operations may take the query for stopped"
+"""What a driver says that has no engine."""
 DYNAMIC = {
     f"spark.dynamicAllocation.{name}": value
     for name, value in {
@@ -72,6 +74,7 @@ def test_rows_are_right_in_both_modes_when_containers_are_killed(
     cluster.await_nothing_left()
 
     seconds = time.monotonic() - began_s
+    assert NO_LEASE not in second.text()
     keys = cluster.check(events, here / "sink", f"{HDFS}/killed")
     record(
         Row.of(
@@ -99,14 +102,22 @@ def test_doctor_asks_the_executors_of_every_host(cluster: Yarn) -> None:
 def test_container_ends_when_its_engine_takes_too_much(
     cluster: Yarn, record: Callable[[Row], None]
 ) -> None:
-    """Catches an engine that YARN does not count, and a query that its end would stop."""
+    """Catches an engine that YARN does not count, and a query that its end would stop.
+
+    The driver has a Python without the packages of an engine: it says once that it has no lease.
+    """
     here, there = cluster.make_folder("hungry")
     events = Input(here / "input")
     events.add(6)
     paths = [f"file://{there}/input", f"file://{there}/sink", f"{HDFS}/hungry"]
     began_s = time.monotonic()
 
-    conf = {**FORMAT, "spark.executor.instances": "2", "spark.executor.cores": "2"}
+    conf = {
+        **FORMAT,
+        "spark.executor.instances": "2",
+        "spark.executor.cores": "2",
+        "spark.pyspark.driver.python": SYSTEM_PYTHON,
+    }
     job = cluster.run("hungry", "client", "filesystem", [*paths, "3"], conf)
     job.await_batch(1)
     host = cluster.have_an_engine_eat()
@@ -115,6 +126,7 @@ def test_container_ends_when_its_engine_takes_too_much(
 
     seconds = time.monotonic() - began_s
     assert "beyond the 'PHYSICAL' memory limit" in cluster.log("NodeManager", host)
+    assert job.text().count(NO_LEASE) == 1
     keys = cluster.check(events, here / "sink", f"{HDFS}/hungry")
     record(
         Row.of(

@@ -63,6 +63,11 @@ def test_application_has_the_configuration_of_the_submit_line() -> None:
     assert application_conf()[key] == account
 
 
+def test_job_is_not_in_the_working_directory() -> None:
+    """Catches a driver that ends at once: Spark copies `pyFiles` there, first deleting what is."""
+    assert "/work-dir/" not in manifest("spark-application")["spec"]["pyFiles"]
+
+
 def test_values_of_the_application_are_texts_and_its_options_known() -> None:
     """Catches a number, which the operator refuses, and an option that is none."""
     of_spark = {"providerClass", "checkpointFormatVersion"}
