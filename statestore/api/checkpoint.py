@@ -923,13 +923,10 @@ class Checkpoint(Directory):
                 from every checkpoint; `keep` is below 1, or `max_age` is below a second.
             CorruptionError: The newest savepoint is damaged, so none was deleted.
         """
-        age_ms = None if max_age is None else require_duration("max_age", max_age)
-        retention = Retention(keep, age_ms)
+        retention = Retention(keep, max_age, form)
         to = self._beside(destination).place
         with self._reach.using(), self._reach.opened() as place:
-            return retain_savepoint(
-                place, to, retention, form=form, dry_run=dry_run, progress=progress
-            )
+            return retain_savepoint(place, to, retention, dry_run=dry_run, progress=progress)
 
     def branch(
         self,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from statestore.api.checkpoint import Checkpoint
+from statestore.api.checkpoint import Checkpoint, Directory
 from statestore.api.stopping import BY_HAND, checkpoint_of, session_of_driver
 from statestore.core.clock import Clock, SystemClock
 from statestore.core.durations import Duration, require_duration
 from statestore.core.errors import StateStoreError
+from statestore.io.storage import absolute_uri
+from statestore.operations.upkeep.retained_savepoints import Retention
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +46,8 @@ class Every:
         clock: Measures the interval; the machine's when None.
 
     Raises:
-        InvalidArgumentError: The interval is shorter.
+        InvalidArgumentError: The interval is shorter, no directory is named, or as
+            `Checkpoint.retain_savepoint` of the others.
 
     Attributes:
         interval_ms: Milliseconds from one savepoint to the next.
@@ -65,9 +69,10 @@ class Every:
     ) -> None:
         self.interval_ms = require_duration("interval", interval)
         self._destination = destination
-        self._keep = keep
-        self._max_age = max_age
-        self._form = form
+        # Refused here: where a savepoint is due, the query goes on, and a log alone has the error.
+        self._retention = Retention(keep, max_age, form)
+        if not isinstance(destination, Directory):
+            absolute_uri(os.fspath(destination))
         self._storage_options = storage_options
         self._clock = clock or SystemClock()
 
@@ -84,8 +89,9 @@ class Every:
 
         Guarantee and errors as `Checkpoint.retain_savepoint`.
         """
+        stays = self._retention
         return checkpoint.retain_savepoint(
-            self._destination, form=self._form, keep=self._keep, max_age=self._max_age
+            self._destination, form=stays.form, keep=stays.keep, max_age=stays.max_age
         )
 
     def due_in_ms(self, checkpoint: Checkpoint) -> int:

@@ -398,6 +398,8 @@ def test_nothing_is_deleted_when_the_newest_is_damaged(tmp_path):
         ("keep", 1.5),
         ("keep", "3"),
         ("keep", None),
+        ("keep", True),
+        ("form", "native "),
         ("max_age", 0),
         ("max_age", 0.5),
         ("max_age", math.nan),
@@ -405,11 +407,19 @@ def test_nothing_is_deleted_when_the_newest_is_damaged(tmp_path):
     ],
 )
 def test_refused_what_would_delete_the_newest(tmp_path, name, value):
-    """Catches a number by which no savepoint stays."""
+    """Catches a number by which no savepoint stays, also of a schedule, at which nobody looks."""
     query = at_rest(tmp_path)
 
     with pytest.raises(InvalidArgumentError, match=f"{name}={value!r}"):
         query.retain(**{name: value})
+    with pytest.raises(InvalidArgumentError, match=f"{name}={value!r}"):
+        Every(60, tmp_path, **{name: value})
+
+
+def test_schedule_without_a_directory_is_refused():
+    """Catches a query that runs for weeks, and whose log alone says that it has no savepoint."""
+    with pytest.raises(InvalidArgumentError, match="no directory is named"):
+        Every(60, "")
 
 
 def test_savepoints_are_kept_on_s3(tmp_path, s3_server, bucket):

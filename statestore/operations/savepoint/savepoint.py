@@ -110,6 +110,20 @@ class SavepointInfo(Told):
         ]
 
 
+def check_form(form: str) -> None:
+    """Check that a savepoint has a form.
+
+    Raises:
+        InvalidArgumentError: There is none of that name.
+    """
+    if form not in get_args(SavepointForm):
+        raise InvalidArgumentError(
+            "a savepoint has no such form",
+            form=form,
+            to_fix=f"use {' or '.join(get_args(SavepointForm))}",
+        )
+
+
 def decide_savepoint(
     checkpoint: OpenCheckpoint,
     destination: Place,
@@ -127,12 +141,7 @@ def decide_savepoint(
 
     Errors as `Checkpoint.savepoint`.
     """
-    if form not in get_args(SavepointForm):
-        raise InvalidArgumentError(
-            "a savepoint has no such form",
-            form=form,
-            to_fix=f"use {' or '.join(get_args(SavepointForm))}",
-        )
+    check_form(form)
     if checkpoint.backend in IN_DRIVER_MEMORY and form == "native":
         raise InvalidArgumentError(
             "a checkpoint of the heap backend has no files of its own to copy",

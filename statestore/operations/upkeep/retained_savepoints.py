@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar
 
 from statestore.checkpoint.query_log import read_text, write_text
+from statestore.core.durations import duration_ms, require_duration
 from statestore.core.errors import (
     CorruptionError,
     IncompatibleError,
@@ -31,10 +32,16 @@ from statestore.operations.new_directory import (
 )
 from statestore.operations.result import Change, Result
 from statestore.operations.savepoint.find import FoundSavepoint
-from statestore.operations.savepoint.savepoint import SavepointInfo, read_savepoint, take_savepoint
+from statestore.operations.savepoint.savepoint import (
+    SavepointInfo,
+    check_form,
+    read_savepoint,
+    take_savepoint,
+)
 from statestore.operations.upkeep.verify import verify
 
 if TYPE_CHECKING:
+    from statestore.core.durations import Duration
     from statestore.io.file_io import TreeFileIO
     from statestore.io.place import Place
     from statestore.operations.checkpoint import OpenCheckpoint
@@ -49,26 +56,36 @@ _IDLE_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Which savepoints stay; the newest always does.
+    """Which savepoints are taken, and which of them stay; the newest always does.
 
     Attributes:
         keep: The newest so many, at least 1.
-        max_age_ms: Of these only those that are not older; None for any age.
+        max_age: Of these only those that are not older, at least a second; None for any age.
+        form: As `take_savepoint`.
 
     Raises:
-        InvalidArgumentError: None would stay.
+        InvalidArgumentError: None would stay, or there is no such form.
     """
 
     keep: int = 5
-    max_age_ms: int | None = None
+    max_age: Duration | None = None
+    form: SavepointForm = "canonical"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.keep, int) or self.keep < 1:
+        if type(self.keep) is not int or self.keep < 1:
             raise InvalidArgumentError(
                 "the newest savepoint is never deleted",
                 keep=self.keep,
                 to_fix="give a whole number from 1",
             )
+        if self.max_age is not None:
+            require_duration("max_age", self.max_age)
+        check_form(self.form)
+
+    @property
+    def max_age_ms(self) -> int | None:
+        """The age in milliseconds."""
+        return None if self.max_age is None else duration_ms(self.max_age)
 
 
 @dataclass(frozen=True, repr=False)
@@ -134,7 +151,6 @@ def retain_savepoint(
     directory: Place,
     retention: Retention,
     *,
-    form: SavepointForm = "canonical",
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RetainedSavepoints:
@@ -146,12 +162,11 @@ def retain_savepoint(
         place: The checkpoint.
         directory: Where the query's savepoints are, and nothing but them is looked at: directories
             `savepoint-<time>-<id>` directly in it.
-        retention: Which of them stay.
-        form: As `take_savepoint`.
+        retention: Which are taken, and stay.
         dry_run: Whether to change nothing.
         progress: As `take_savepoint`.
     """
-    attempt = _Attempt(place, directory, retention, form)
+    attempt = _Attempt(place, directory, retention)
     attempt.check()
     if dry_run:
         return attempt.plan()
@@ -167,14 +182,11 @@ def retain_savepoint(
 class _Attempt:
     """One run."""
 
-    def __init__(
-        self, place: Place, directory: Place, retention: Retention, form: SavepointForm
-    ) -> None:
+    def __init__(self, place: Place, directory: Place, retention: Retention) -> None:
         self._place = place
         self._directory = directory
         self._uri = directory.uri.rstrip("/")
         self._retention = retention
-        self._form = form
         self._now_ms = directory.clock.now_ms()
 
     def check(self) -> None:
@@ -206,7 +218,7 @@ class _Attempt:
             taken, state_bytes, version = None, 0, there[-1].savepoint.version if there else 0
             if self._is_new(checkpoint, there):
                 would = take_savepoint(
-                    self._place, self._target(), _itself, form=self._form, dry_run=True
+                    self._place, self._target(), _itself, form=self._retention.form, dry_run=True
                 )
                 taken, state_bytes, version = would.target, would.size_bytes, would.version
             doomed = self._doomed([*there, *([None] if taken else [])])
@@ -232,7 +244,7 @@ class _Attempt:
             is_new = self._is_new(checkpoint, before)
         if is_new:
             made = take_savepoint(
-                self._place, self._target(), _itself, form=self._form, progress=progress
+                self._place, self._target(), _itself, form=self._retention.form, progress=progress
             )
             taken = made.target
         with open_checkpoint(self._place) as checkpoint:
