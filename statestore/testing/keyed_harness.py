@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from datetime import datetime
 from typing import Any, cast
 
 from pyspark import TaskContext, cloudpickle
@@ -131,7 +132,8 @@ class KeyedHarness:
             What the function returned.
 
         Raises:
-            InvalidArgumentError: A time goes back, or a row lacks a column.
+            InvalidArgumentError: A time goes back, or is no whole number; a row is none, lacks a
+                column, or has an event time that is no datetime, or a key that is a map.
             Exception: What the function raised.
 
         Guarantee: after a raise, state, timers and times are those before the batch.
@@ -156,8 +158,9 @@ class KeyedHarness:
             name: Of a state that the function has taken.
 
         Returns:
-            By the key, its value where it is one column, else the tuple. Of a value or reducing
-            state it has the value, of an aggregating state the accumulator, of a list state a list,
+            By the key, its value where it is one column, else the tuple; a tuple also for an array
+            or a struct, and bytes for a binary. Of a value or reducing state it has the value, of
+            an aggregating state the accumulator, of a list state a list,
             of a map state a dict. A StatefulProcessor's values are tuples of columns.
 
         Raises:
@@ -187,17 +190,36 @@ class KeyedHarness:
         wanted = self._key if self._event_time is None else (*self._key, self._event_time)
         by_key: dict[Any, tuple[Key, list[Row]]] = {}
         for given in rows:
+            if not isinstance(given, Row | Mapping):
+                raise InvalidArgumentError(
+                    "not a row", to_fix="give a list of Spark's rows, or of dicts", row=given
+                )
             row = given if isinstance(given, Row) else Row(**given)
             if missing := [name for name in wanted if name not in row]:
                 raise InvalidArgumentError(
                     "a row lacks a column", to_fix="give it", column=missing[0], row=row
                 )
-            at = None if self._event_time is None else row[self._event_time]
-            if at is not None and microseconds(at) <= self.watermark_ms * 1000:
+            if self._is_late(row):
                 continue
             key = tuple(grouped(row[name]) for name in self._key)
-            by_key.setdefault(identity(key), (key, []))[1].append(row)
+            try:
+                by_key.setdefault(identity(key), (key, []))[1].append(row)
+            except TypeError as error:
+                raise InvalidArgumentError(
+                    "Spark groups by no map", to_fix="group by its entries, as an array", row=row
+                ) from error
         return [*by_key.values()]
+
+    def _is_late(self, row: Row) -> bool:
+        at = None if self._event_time is None else row[self._event_time]
+        if not isinstance(at, datetime | None):
+            raise InvalidArgumentError(
+                "the time of a row is no datetime",
+                to_fix="give one, or None",
+                column=self._event_time,
+                row=row,
+            )
+        return at is not None and microseconds(at) <= self.watermark_ms * 1000
 
     def _run(self, by_key: Sequence[tuple[Key, list[Row]]], now: TimerValues) -> Iterator[Row]:
         """Yield what a task returns."""
@@ -225,14 +247,24 @@ class KeyedHarness:
 
 
 def _not_back(name: str, given: int | None, before: int) -> int:
+    fields: dict[str, Any] = {name: given, "before": before}
+    if type(given) not in (int, type(None)):
+        to_fix = "give milliseconds since 1970, a whole number"
+        raise InvalidArgumentError("this is no time", to_fix=to_fix, **fields)
     if given is not None and given < before:
-        fields: dict[str, Any] = {name: given, "before": before}
         raise InvalidArgumentError("time does not go back", to_fix="give a later time", **fields)
     return before if given is None else given
 
 
 def _shown_key(key: Key) -> Any:
-    return key[0] if len(key) == 1 else key
+    shown = _hashable(key)
+    return shown[0] if len(key) == 1 else shown
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, bytearray):
+        return bytes(value)
+    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
 
 
 @contextmanager

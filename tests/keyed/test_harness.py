@@ -224,12 +224,44 @@ def test_rows_that_are_late_are_dropped() -> None:
         (lambda: harness_of_visits().batch([Row(page="a")]), "lacks a column"),
         (lambda: harness_of_visits().state("count"), "no state has the name"),
         (lambda: harness_of_visits().batch(at_ms=-1), "does not go back"),
+        (lambda: harness_of_visits().batch(at_ms=1.5), "at_ms=1.5, .* a whole number"),  # type: ignore[arg-type]
+        (lambda: harness_of_visits().batch(at_ms="5"), "at_ms='5', .* a whole number"),  # type: ignore[arg-type]
+        (lambda: harness_of_visits().batch(Row(user=1)), "not a row: row=1"),
+        (lambda: harness_of_visits().batch([("a", 1)]), "not a row: row=.'a', 1"),  # type: ignore[list-item]
+        (lambda: harness_of_visits().batch([{"user": {"a": 1}}]), "groups by no map"),
+        (
+            lambda: harness_of_events().batch([Row(key=1, at="10:00")]),
+            "is no datetime: column='at'",
+        ),
     ],
 )
 def test_refused_by_name(call: Any, match: str) -> None:
     """Catches an error from the inside for what a test got wrong."""
     with pytest.raises(InvalidArgumentError, match=match):
         call()
+
+
+@pytest.mark.parametrize(
+    ("user", "shown"),
+    [
+        (bytearray(b"a"), b"a"),
+        ([1, None], (1, None)),
+        (Row(name="a", of=[bytearray(b"b")]), ("a", (b"b",))),
+        (None, None),
+    ],
+)
+def test_state_of_a_key_of_any_type_is_shown(user: Any, shown: Any) -> None:
+    """Catches a key by which Spark groups, and that no dict of a test can have."""
+    harness = harness_of_visits()
+
+    harness.batch([{"user": user, "page": "a"}, {"user": user, "page": "b"}], at_ms=1_000)
+
+    assert harness.state("count") == {shown: 2}
+    assert {of for _, of in harness.timers()} <= {shown}
+
+
+def harness_of_events() -> KeyedHarness:
+    return KeyedHarness(CountWindowAverage(), "key", time_mode="EventTime", event_time="at")
 
 
 def harness_of_visits() -> KeyedHarness:
