@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from click.testing import CliRunner
 from statestore import Checkpoint
 from statestore.cli.commands import cli
 from statestore.testing.sample import NUM_BATCHES, SALES_A_BATCH
+from tests.ui.served import serve
 
 
 @pytest.mark.parametrize("named", [(), ("some sales/demo",)], ids=["default", "named"])
@@ -38,6 +41,27 @@ def test_commands_that_are_named_work(
     page = tmp_path / "page.html"
     assert {*tmp_path.iterdir()} == {page, tmp_path / made.relative_to(tmp_path).parts[0]}
     assert [path for path in made.parent.iterdir() if path != page] == [made]
+
+
+def test_a_first_look_needs_neither_spark_nor_java(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a demo or a page that imports Spark, or starts a JVM, which a user may not have."""
+    for name in ("pyspark", "py4j"):
+        hidden = tmp_path / "hidden" / name / "__init__.py"
+        hidden.parent.mkdir(parents=True)
+        hidden.write_text("raise ImportError('this machine has no Spark')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hidden"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    made = tmp_path / "sales"
+
+    command = [sys.executable, "-m", "statestore.cli", "demo", str(made)]
+    done = subprocess.run(command, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    with serve(made) as server:
+        assert "sales" in server.page("/")
 
 
 def test_nothing_is_written_over(tmp_path: Path) -> None:
