@@ -41,7 +41,7 @@ def write_rows(batches: Iterator[pa.RecordBatch], path: str) -> int:
     """
     num_rows = 0
     first = next(batches)
-    opened = _FORMS.get(Path(path).suffix, _parquet)
+    opened = _FORMS.get(Path(path).suffix.lower(), _parquet)
     with _written_beside(path) as temporary, opened(temporary, first.schema) as write:
         write(first)
         for batch in batches:

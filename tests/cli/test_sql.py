@@ -92,8 +92,9 @@ def test_files_have_the_rows_whatever_their_form(checkpoint, tmp_path):
             rows = table.to_pylist()
         found[form] = {(row["word"], row["number"]): row["note"] for row in rows}
     assert all(rows == expected for rows in found.values())
-    path = tmp_path / "read.csv"
+    path = tmp_path / "READ.CSV"
     assert _json("read", checkpoint, "--rows", "lists", "--to", path)["rows"] == 1
+    assert path.read_text().startswith('"key"')
 
 
 def test_tables_are_listed(checkpoint):

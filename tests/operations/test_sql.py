@@ -217,10 +217,11 @@ def test_an_alias_of_the_databases_own_is_refused(hostile: str, alias: str) -> N
         found.read()
 
 
-def test_a_limit_of_memory_that_is_none_is_refused(hostile: str) -> None:
+@pytest.mark.parametrize("limit", ["'; DROP", "99999999TB", "9" * 400 + "B", "5iB", "1\u212aB"])
+def test_a_limit_of_memory_that_is_none_is_refused(hostile: str, limit: str) -> None:
     """Catches an error that is the engine's own."""
     with pytest.raises(InvalidArgumentError, match="1GB"):
-        Checkpoint(hostile).sql("SELECT 1", memory_limit="'; DROP").read()
+        Checkpoint(hostile).sql("SELECT 1", memory_limit=limit).read()
 
 
 def test_sql_that_takes_longer_than_it_may_is_ended(hostile: str) -> None:

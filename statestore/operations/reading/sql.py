@@ -49,7 +49,10 @@ _SETTINGS = {"threads": 2, "preserve_insertion_order": False}
 """Rows have no order that could be kept."""
 _COLUMNS = ("partition_id", "key", "value")
 """Of the tables as DuckDB has them: to count rows it reads the first one, which is cheap."""
-_MEMORY = re.compile(r"[0-9]+(\.[0-9]+)? ?([KMGT]i?)?B", re.IGNORECASE)
+_MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(?:([KMGT])i?)?B", re.IGNORECASE | re.ASCII)
+_UNITS = ("", "K", "M", "G", "T")
+_MOST_MEMORY = 2**60
+"""More bytes than any machine has, and fewer than the database counts."""
 _TAKEN = ("information_schema", "main", "memory", "pg_catalog", "state", "system", "temp")
 """What DuckDB calls schemas and databases of its own."""
 _MOST_NAMED = 30
@@ -124,7 +127,8 @@ def _check_aliases(attached: Mapping[str, OpenCheckpoint]) -> None:
 
 
 def _check_memory_limit(memory_limit: str) -> None:
-    if not _MEMORY.fullmatch(memory_limit):
+    given = _MEMORY.fullmatch(memory_limit)
+    if not given or float(given[1]) * 1024 ** _UNITS.index((given[2] or "").upper()) > _MOST_MEMORY:
         raise InvalidArgumentError(
             "this is no limit of memory",
             memory_limit=memory_limit,
