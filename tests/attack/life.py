@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from statestore import Checkpoint, StateStoreError
+from statestore.core.errors import KINDS
 from statestore.io.local import LocalFileIO
 from statestore.operations.new_directory import unfinished_operation
 from tests.lives import ProblemError
@@ -46,6 +47,9 @@ DISTURBANCES = {
 AT_A_TURN, BEHIND_ITS_COMMIT = 0.3, 0.3
 """How often a moment is one at which a step goes from one part of the directory on to another; and
 how often shortly behind its last entry of the commit log, from which on a query may run from it."""
+EXPIRED_S = 3 * LEASE_INTERVAL_MS / 1000 + 2.5
+"""So long an operation stands still until the query may start: its lease lasts three intervals, and
+two seconds by which dates of a storage may be wrong."""
 SOMEBODY_ELSE = (
     "checkpoint-in-use", "checkpoint-under-operation", "fenced", "unfinished-operation",
     "unfinished-batch", "lineage-broken", "version-exists", "file-not-found", "version-not-found",
@@ -451,7 +455,7 @@ class Life:
         child = Child(step.call, "stop", self._somewhere(step), self._bug)
         is_stopped = child.is_stopped(serve=step.serve)
         if is_stopped and self.rng.random() < 0.8:
-            time.sleep(3.5 * LEASE_INTERVAL_MS / 1000)
+            time.sleep(EXPIRED_S)
         refusal = self._started()
         if is_stopped:
             child.go_on()
@@ -481,7 +485,8 @@ class Life:
         elif step.target is not None:
             self._require_no_target(step)
         if refusal:
-            self.story.append(f"  the query was refused: {refusal[:200]}")
+            kind = next((kind for kind in KINDS if f"[{kind}]" in refusal), refusal[:200])
+            self.story.append(f"  the query was refused: {kind}")
         self._batches(1)
 
     def _started(self) -> str:
