@@ -217,8 +217,10 @@ def test_an_alias_of_the_databases_own_is_refused(hostile: str, alias: str) -> N
         found.read()
 
 
-@pytest.mark.parametrize("limit", ["'; DROP", "99999999TB", "9" * 400 + "B", "5iB", "1\u212aB"])
-def test_a_limit_of_memory_that_is_none_is_refused(hostile: str, limit: str) -> None:
+@pytest.mark.parametrize(
+    "limit", ["'; DROP", "99999999TB", "9" * 400 + "B", "5iB", "1\u212aB", 10**9]
+)
+def test_a_limit_of_memory_that_is_none_is_refused(hostile: str, limit: Any) -> None:
     """Catches an error that is the engine's own."""
     with pytest.raises(InvalidArgumentError, match="1GB"):
         Checkpoint(hostile).sql("SELECT 1", memory_limit=limit).read()

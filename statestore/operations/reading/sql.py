@@ -127,7 +127,7 @@ def _check_aliases(attached: Mapping[str, OpenCheckpoint]) -> None:
 
 
 def _check_memory_limit(memory_limit: str) -> None:
-    given = _MEMORY.fullmatch(memory_limit)
+    given = _MEMORY.fullmatch(str(memory_limit))
     if not given or float(given[1]) * 1024 ** _UNITS.index((given[2] or "").upper()) > _MOST_MEMORY:
         raise InvalidArgumentError(
             "this is no limit of memory",
