@@ -16,6 +16,7 @@ from statestore import (
     Checkpoint,
     Savepoint,
     stop_with_savepoint,
+    upgrade,
 )
 from statestore.core.errors import InUseError, InvalidArgumentError, NotFoundError
 from statestore.core.providers import PROVIDERS
@@ -201,3 +202,31 @@ def test_store_is_opened_without_spark(make_hdfs_lane: MakeLane) -> None:
         with Checkpoint(lane.checkpoint).open_store(operator=0, partition=partition) as store:
             num_keys += len(list(store.scan()))
     assert [num_keys] == lane.counts("numRowsTotal")[0]
+
+
+@EXTENDED
+@pytest.mark.timeout(480)
+def test_new_code_is_tried_promoted_and_dropped(make_hdfs_lane: MakeLane) -> None:
+    """Catches a trial whose branch, rows or promote need a local disk, or S3."""
+    query = replace(AGGREGATION, name="tried-on-hdfs", plan=one_input(3, 1))
+    lane, reference = make_hdfs_lane(query, FILESYSTEM), make_hdfs_lane(query, HDFS)
+    first, second = query.plan
+    for each in (lane, reference):
+        each.run(*first)
+    uri = str(lane.checkpoint)
+
+    dropped = upgrade(uri, lane.start, batches=1, trial=f"{uri}-dropped")
+    dropped.drop()
+    trial = upgrade(uri, lane.start, against=lane.start, batches=2)
+    assert trial.is_same, str(trial)
+    assert [one.of for one in trial.result.compared] == ["batch 1", "batch 2", "state 0"]
+    promoted = trial.promote()
+    for each in (lane, reference):
+        each.run(*second)
+
+    assert lane.batches == reference.batches
+    assert Checkpoint(uri).verify(deep=True).findings == ()
+    assert Savepoint(promoted.savepoint).info.version == 3
+    trial.drop()
+    with pytest.raises(NotFoundError, match="no trial"):
+        dropped.drop()
