@@ -4,7 +4,7 @@
     $ python -m benchmarks.large_state --off-heap 6 --providers filesystem,rocksdb-changelog
 
 Every provider has an application of its own (local[2], 2 GiB of heap, 512 MiB for RocksDB; with
-`--off-heap` so many GiB beside the heap, which this package's stores use) and reads the same
+`--off-heap` so many GiB more, this package's for rows, Spark's for RocksDB) and reads the same
 generated files: batches of new keys, then batches that update random ones. A value is a count and
 eleven sums of random numbers, about 100 bytes that do not compress. A line is printed for every
 2,000,000 keys: the median batch since the line before, the resident memory of JVM and engines, and
@@ -82,11 +82,13 @@ def run(provider: Provider, num_keys: int, off_heap_bytes: int) -> None:
         SystemExit: Memory left its bounds.
     """
     settings = dict(SETTINGS if provider.is_ours else BUILT_IN_SETTINGS)
-    if off_heap_bytes:
+    if off_heap_bytes and provider.is_ours:
         settings["spark.memory.offHeap.enabled"] = "true"
         settings["spark.memory.offHeap.size"] = str(off_heap_bytes)
-        if provider.is_ours:
-            settings[f"{STATE_STORE}.offHeap.enabled"] = "true"
+        settings[f"{STATE_STORE}.offHeap.enabled"] = "true"
+    elif off_heap_bytes:
+        rocksdb_mib = (ROCKSDB_BYTES + off_heap_bytes) // MIB
+        settings[f"{STATE_STORE}.rocksdb.maxMemoryUsageMB"] = str(rocksdb_mib)
     bounded = Provider(
         provider.id, provider.title, provider.provider_class,
         (*provider.conf, *settings.items()), provider.is_ours,
