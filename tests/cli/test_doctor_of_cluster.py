@@ -14,7 +14,7 @@ from statestore.cli.commands import cli
 from statestore.cli.executor_checks import main
 from statestore.core.options import PREFIX
 from statestore.core.providers import PROVIDERS
-from statestore.io.shim_jar import find_jar
+from statestore.io.shim_jar import JAR_VARIABLE, find_jar
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 # Executors of 1 core and 1 GiB, so that each of them has a process of its own.
@@ -51,9 +51,13 @@ def test_every_executor_is_a_row_with_its_checks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("storage", [None, "hdfs://namenode/checkpoints"])
 def test_storage_that_an_engine_does_not_open_is_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], storage: str | None
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    storage: str | None,
 ) -> None:
     """Catches checks that fail for want of a storage, which nobody has to name."""
+    monkeypatch.setenv(JAR_VARIABLE, "")  # which the checks set, in what is a process of their own
     request = {"application": "app", "directory": str(tmp_path), "jars": [str(find_jar())]}
 
     main(json.dumps({**request, "backend": None, "storage": storage, "options": {}}), "1")

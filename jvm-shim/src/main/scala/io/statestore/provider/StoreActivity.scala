@@ -30,7 +30,6 @@ private[statestore] final class StoreActivity private {
   registry.register("engineRssBytes", gauge(Engines.rssBytes))
   registry.register("enginesRunning", gauge(Engines.running.toLong))
   registry.register("engineRestarts", gauge(Engines.restarts))
-  registry.register("offHeapBytes", gauge(OffHeap.bytes))
   registry.register("snapshotsInFlight", gauge(snapshotting.size.toLong))
 
   private def gauge(value: => Long): Gauge[Long] = () => value
