@@ -77,7 +77,8 @@ class Every:
         self._clock = clock or SystemClock()
 
     def __repr__(self) -> str:
-        return f"Every({self.interval_ms / 1000:g}, {str(self._destination)!r}, keep={self._keep})"
+        kept = f"keep={self._retention.keep}"
+        return f"Every({self.interval_ms / 1000:g}, {str(self._destination)!r}, {kept})"
 
     @property
     def retry_ms(self) -> int:

@@ -328,6 +328,11 @@ def test_savepoint_of_a_clock_that_was_wrong_is_the_first_to_go(tmp_path):
     assert query.there() == {*taken}
 
 
+def test_schedule_shows_itself():
+    """Catches a notebook that ends in an error where a name was to be shown."""
+    assert repr(Every(90, "/kept", keep=3)) == "Every(90, '/kept', keep=3)"
+
+
 def test_savepoint_is_due_whatever_a_clock_said_that_was_wrong(tmp_path):
     """Catches a schedule that waits for a year that was wrong, and says nothing."""
     query = make_query(tmp_path / "query")

@@ -1,9 +1,9 @@
 """Runs queries whose rows are outside of the JVM's heap, in an application that has memory there.
 
-python -m tests.spark.off_heap_job ROOT MIB: compares every batch with Spark's own provider, and
-prints the bytes outside of the heap with the rows of each query, and after all stores were closed;
-behind them the error of each query that found no memory left. Such a query goes on on the
-heap.
+python -m tests.spark.off_heap_job ROOT MIB ROWS: compares each batch, of so many rows, with that of
+Spark's own provider. It prints the bytes outside of the heap, with the rows of each query and after
+all stores were closed; behind them the error of each query that found no memory left. Such a query
+goes on on the heap.
 """
 
 import json
@@ -19,22 +19,21 @@ from statestore.io.shim_jar import find_jar
 
 from .application import start_application
 from .harness import FILESYSTEM, HDFS, ROCKSDB_BACKEND, STATE_STORE, Lane, assert_same, run_plan
-from .queries import AGGREGATION, WATERMARK_DEDUP, WINDOW_APPEND, one_input
+from .queries import AGGREGATION, WINDOW_APPEND, one_input
 
 OFF_HEAP = f"{STATE_STORE}.offHeap.enabled"
 RUNS = [
     (AGGREGATION, FILESYSTEM),
     (WINDOW_APPEND, FILESYSTEM),
-    (WATERMARK_DEDUP, FILESYSTEM),
     (AGGREGATION, ROCKSDB_BACKEND),
 ]
-PLAN = one_input(2, 2, num_rows=12000, num_keys=9000)
 FAILURE = "the sink failed once"
 
 
 def main() -> None:
     """Run the queries, compare, and print what was measured."""
-    root, mib = Path(sys.argv[1]), int(sys.argv[2])
+    root, mib, num_rows = Path(sys.argv[1]), *map(int, sys.argv[2:])
+    plan = one_input(2, 1, num_rows=num_rows, num_keys=num_rows)
     memory = {"spark.memory.offHeap.enabled": "true", "spark.memory.offHeap.size": f"{mib}m"}
     spark = start_application(root / "application", [find_jar()], conf=memory)
     jvm: Any = spark._jvm
@@ -42,7 +41,7 @@ def main() -> None:
     used, errors = [], []
     references: dict[str, Lane] = {}
     for small, provider in RUNS:
-        query = replace(small, plan=PLAN)
+        query = replace(small, plan=plan)
         if query.name not in references:
             references[query.name] = Lane(spark, query, HDFS, root / f"{query.name}-spark")
             run_plan(references[query.name])

@@ -19,10 +19,10 @@ MIB = 1 << 20
 pytestmark = [pytest.mark.ours, pytest.mark.timeout(400)]
 
 
-def _run(root: Path, mib: int) -> tuple[list[int], list[str]]:
-    """Run the job with so much memory; return the bytes outside of the heap, and errors."""
+def _run(root: Path, mib: int, num_rows: int) -> tuple[list[int], list[str]]:
+    """Run the job; return the bytes outside of the heap, and errors."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.spark.off_heap_job", str(root), str(mib)],
+        [sys.executable, "-m", "tests.spark.off_heap_job", str(root), str(mib), str(num_rows)],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
@@ -37,7 +37,7 @@ def test_rows_outside_of_the_heap_equal_built_in_and_their_memory_is_given_back(
     tmp_path: Path,
 ) -> None:
     """Catches wrong rows after a roll-back, removals and a restart, and memory that stays taken."""
-    (*during, after), errors = _run(tmp_path, 64)
+    (*during, after), errors = _run(tmp_path, 64, 5_000)
 
     assert errors == []
     assert min(during) > MIB, "few rows were outside of the heap"
@@ -49,7 +49,7 @@ def test_query_that_finds_no_memory_fails_with_the_fix_and_goes_on_on_the_heap(
     tmp_path: Path,
 ) -> None:
     """Catches rows that are lost where memory ends in the middle of a commit or a load."""
-    (*_, after), errors = _run(tmp_path, 14)
+    (*_, after), errors = _run(tmp_path, 14, 12_000)
 
     assert errors
     for error in errors:
