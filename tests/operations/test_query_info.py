@@ -49,11 +49,11 @@ def tell(made, batch, *, planned_ms, watermark_ms=0, sources=("-",), committed_m
     fields = json.loads(metadata) | {"batchTimestampMs": planned_ms}
     fields["batchWatermarkMs"] = watermark_ms
     offsets.write_text("\n".join([version, json.dumps(fields), *sources]))
-    os.utime(offsets, (planned_ms / 1000, planned_ms / 1000))
+    os.utime(offsets, ns=(planned_ms * 1_000_000,) * 2)
     if committed_ms is not None:
         commit = Path(made.path, "commits", str(batch))
         commit.write_text(f'v1\n{{"nextBatchWatermarkMs":{after}}}')
-        os.utime(commit, (committed_ms / 1000, committed_ms / 1000))
+        os.utime(commit, ns=(committed_ms * 1_000_000,) * 2)
 
 
 def lease_of(made, operation="", **of):
