@@ -27,6 +27,7 @@ from .harness import FILESYSTEM, HDFS, HEAP, ROCKSDB_BACKEND, STATE_STORE, Lane,
 from .job_process import Job
 from .queries import AGGREGATION, one_input
 from .scaling_job import MOMENTS, SCALED
+from .scaling_load_job import INTERVAL_S
 from .test_rescale import FOUR
 
 QUERY = replace(AGGREGATION, name="scaled", plan=one_input(8))
@@ -266,3 +267,23 @@ def test_query_goes_on_when_it_is_killed_in_a_change(
 def _state(spark: SparkSession, checkpoint: Path | str) -> list[str]:
     rows = spark.read.format("statestore").load(str(checkpoint)).select("key", "value").collect()
     return sorted(map(repr, rows))
+
+
+@EXTENDED
+@pytest.mark.ours
+@state_in_files
+@pytest.mark.timeout(600)
+def test_query_on_two_executors_follows_a_load_that_is_four_times_as_high_and_back(
+    start_job: Callable[..., Job],
+) -> None:
+    """Catches a row that is lost, a number that does not follow, and a pause that is a long one.
+
+    It is 1.2 s to 1.5 s on a machine that does nothing else.
+    """
+    report = start_job("load", provider=PROVIDER, module="tests.spark.scaling_load_job").report(560)
+
+    assert report["is_equal"], report
+    assert report["findings"] == []
+    assert report["starts"] == 3, report
+    assert report["pauses_s"].keys() == {"4", "8"}
+    assert max(report["pauses_s"].values()) < 2 * INTERVAL_S, report
