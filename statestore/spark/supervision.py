@@ -83,16 +83,17 @@ def run(
         What happened, once the query was stopped or has processed all that it was started for.
 
     Raises:
-        InvalidArgumentError: `restart`, `savepoints` or `scale` is none; the query was not started.
+        InvalidArgumentError: `restart`, `savepoints` or `scale` is of another type, and the query
+            was not started; or `start_query` returned no query.
         QueryFailedError: The last failure is its cause, and the cause of that is what a
             `foreachBatch` raised: there was an obstacle (kind query-failed), or the strategy allows
             no more restarts (kind restarts-exhausted). Its `restart` is what would have been
             returned.
 
-    Guarantee: on return, and after a QueryFailedError, the query does not run, unless `start_query`
-    kept its handle to itself. Any other exception,
-    such as KeyboardInterrupt, passes through and leaves the query as it is. The durable state is
-    always that of the last batch in the checkpoint's commit log.
+    Guarantee: on return, and after a QueryFailedError, the query does not run. Any other exception,
+    such as KeyboardInterrupt, passes through and leaves the query as it is; so does the refusal of
+    a `start_query` that returned no query. The durable state is always that of the last batch in
+    the checkpoint's commit log.
     """
     for name, given, has, to_fix in (
         ("restart", restart, "delays", "give a restart strategy, such as FixedDelay(3, 10)"),

@@ -160,8 +160,8 @@ class KeyedHarness:
         Returns:
             By the key, its value where it is one column, else the tuple; a tuple also for an array
             or a struct, and bytes for a binary. Of a value or reducing state it has the value, of
-            an aggregating state the accumulator, of a list state a list,
-            of a map state a dict. A StatefulProcessor's values are tuples of columns.
+            an aggregating state the accumulator, of a list state a list, of a map state a dict. A
+            StatefulProcessor's values are tuples of columns.
 
         Raises:
             InvalidArgumentError: No state has the name; names those there are.

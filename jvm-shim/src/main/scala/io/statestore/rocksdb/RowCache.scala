@@ -18,8 +18,9 @@ import io.statestore.view.{PagedFamily, RecordPages, RecordTable}
  * quarters of the budget: most caches need little. What was taken so is given up with the next
  * batch when the others need their parts, which until then come on top of it.
  *
- * Rows handed out stay valid until `write` is called, which no reader may see: what went lives as
- * long as a row points into it. Not thread-safe, but for reading `all`.
+ * Rows handed out stay valid until `write` or `close` is called, which no reader may see. What goes
+ * before that is on the heap, and lives as long as a row points into it; memory outside of the heap
+ * goes in these two alone. Not thread-safe, but for reading `all`.
  *
  * @param budgetBytes for the caches of all column families of this JVM, and recent rows, together
  * @param empty the family, where it has no rows yet; null else
