@@ -68,9 +68,15 @@ private object Family {
     case PrefixKeyScanStateEncoderSpec(schema, numColsPrefixKey) =>
       new PrefixFamily(schema, numColsPrefixKey)
     case RangeKeyScanStateEncoderSpec(schema, ordinals) =>
-      new RangeFamily(new ConcurrentSkipListMap[UnsafeRow, Any](new RowOrder(schema, ordinals)))
+      new RangeFamily(inOrder(schema, ordinals))
+    case TimestampAsPrefixKeyStateEncoderSpec(schema) =>
+      new RangeFamily(inOrder(schema, Seq(schema.length - 1)))
+    case TimestampAsPostfixKeyStateEncoderSpec(schema) => new PostfixFamily(schema)
     case _ => new FlatFamily(new ConcurrentHashMap[UnsafeRow, Any])
   }
+
+  private def inOrder(schema: StructType, ordinals: Seq[Int]) =
+    new ConcurrentSkipListMap[UnsafeRow, Any](new RowOrder(schema, ordinals))
 }
 
 private sealed class FlatFamily(rows: util.Map[UnsafeRow, Any]) extends Family {
@@ -90,7 +96,7 @@ private final class RangeFamily(rows: util.NavigableMap[UnsafeRow, Any]) extends
 }
 
 /** Keys by their first columns. */
-private final class PrefixFamily(schema: StructType, numColsPrefixKey: Int) extends Family {
+private sealed class PrefixFamily(schema: StructType, numColsPrefixKey: Int) extends Family {
   private val groups = new ConcurrentHashMap[UnsafeRow, util.Map[UnsafeRow, Any]]
   private val project = ThreadLocal.withInitial[UnsafeProjection] { () =>
     UnsafeProjection.create(schema.take(numColsPrefixKey).zipWithIndex.map { case (field, i) =>
@@ -100,8 +106,12 @@ private final class PrefixFamily(schema: StructType, numColsPrefixKey: Int) exte
 
   private def prefix(key: UnsafeRow): UnsafeRow = project.get()(key)
 
+  protected def newGroup: util.Map[UnsafeRow, Any] = new util.HashMap
+
+  protected final def groupOf(key: UnsafeRow): util.Map[UnsafeRow, Any] = groups.get(prefix(key))
+
   override def get(key: UnsafeRow): Any = {
-    val group = groups.get(prefix(key))
+    val group = groupOf(key)
     if (group == null) null else group.get(key)
   }
 
@@ -109,7 +119,7 @@ private final class PrefixFamily(schema: StructType, numColsPrefixKey: Int) exte
     val of = prefix(key)
     var group = groups.get(of)
     if (group == null) {
-      group = new util.HashMap[UnsafeRow, Any]
+      group = newGroup
       groups.put(of.copy(), group)
     }
     group.put(key, value)
@@ -133,10 +143,28 @@ private final class PrefixFamily(schema: StructType, numColsPrefixKey: Int) exte
   }
 
   // Rows may be removed while they are gone over.
-  private def copied(group: util.Map[UnsafeRow, Any]): Iterator[Entry] =
+  protected final def copied(group: util.Map[UnsafeRow, Any]): Iterator[Entry] =
     new util.ArrayList(group.entrySet).iterator.asScala
 
   override def size: Long = groups.values.asScala.map(_.size.toLong).sum
+}
+
+/** Keys by all columns but the last, a time, and of the same ones by that. */
+private final class PostfixFamily(schema: StructType)
+    extends PrefixFamily(schema, schema.length - 1) {
+  private val order = new RowOrder(schema, Seq(schema.length - 1))
+
+  override protected def newGroup: util.Map[UnsafeRow, Any] = new util.TreeMap(order)
+
+  /** Both ends, of which there is one at least, have the same first columns. */
+  override def range(start: Option[UnsafeRow], end: Option[UnsafeRow]): Iterator[Entry] = {
+    val rows = groupOf(start.orElse(end).get).asInstanceOf[util.NavigableMap[UnsafeRow, Any]]
+    if (rows == null) Iterator.empty
+    else {
+      val from = start.fold(rows)(rows.tailMap(_, true))
+      copied(end.fold(from)(from.headMap(_, false)))
+    }
+  }
 }
 
 /** By the columns of some ordinals, then by all bytes. */
@@ -213,6 +241,12 @@ private final class MapStore(val id: StateStoreId, val version: Long, families: 
       prefixKey: UnsafeRow,
       colFamilyName: String): StateStoreIterator[UnsafeRowPair] =
     listed(family(colFamilyName).scan(prefixKey))
+
+  override def rangeScanWithMultiValues(
+      startKey: Option[UnsafeRow],
+      endKey: Option[UnsafeRow],
+      colFamilyName: String): StateStoreIterator[UnsafeRowPair] =
+    listed(family(colFamilyName).range(startKey, endKey))
 
   private def pairs(
       entries: => Iterator[util.Map.Entry[UnsafeRow, Any]]): StateStoreIterator[UnsafeRowPair] = {

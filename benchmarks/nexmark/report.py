@@ -35,7 +35,8 @@ HEAD = (
 VERIFIED = (
     "All rows that came out of every run were counted and hashed. They are those that DuckDB"
     " computes over the same files; a run whose rows differ is a failed one."
-    " Joins are in state format 2, in which Spark begins them on every store."
+    " Joins are in state format 4. The HDFS-backed store has them in 2, the only one it can; so has"
+    " RocksDB without a changelog, since that is its default."
 )
 FLOOR_NOTE = (
     "The *floor* is Spark's own part: a run on a map on the heap, which has all rows and writes"

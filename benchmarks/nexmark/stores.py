@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pyspark
+
 from benchmarks.workloads import OUR_ROCKSDB, OURS, STATE_STORE, Provider, find_provider
 
 FORMAT_2 = (f"{STATE_STORE}.checkpointFormatVersion", "2")
+JOINS = (
+    [("spark.sql.streaming.join.stateFormatVersion", "4")]
+    if tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 3)
+    else []
+)
+"""The newest state format of joins, which Spark opens to stores of this package from 4.3 on."""
 GIVEN = "given"
 """ID of the store of `--provider`."""
 FLOOR = Provider(
     "floor",
     "floor",
     "io.statestore.bench.MapStateStoreProvider",
+    tuple(JOINS),
     is_durable=False,
     keeps_state=False,
     has_families=True,
@@ -21,18 +30,18 @@ FLOOR = Provider(
 """A map on the heap. What its calls take is subtracted: the rest is Spark's."""
 
 
-def _with(name: str, *conf: tuple[str, str]) -> Provider:
-    provider = find_provider(name)
-    return replace(provider, conf=(*provider.conf, *conf))
+def _best(provider: Provider) -> Provider:
+    """Return a store with its best settings: those of `statestore.configure` where it is ours."""
+    return replace(provider, has_families=True, conf=(*provider.conf, FORMAT_2, *JOINS))
 
 
 STORES = (
     find_provider("hdfs"),
     replace(find_provider("rocksdb"), has_families=True),
-    replace(_with("rocksdb-changelog", FORMAT_2), title="Spark RocksDB + changelog, format 2"),
-    _with(OURS, FORMAT_2),
-    _with(OUR_ROCKSDB, FORMAT_2),
-    replace(_with("heap", FORMAT_2), has_families=True),
+    replace(_best(find_provider("rocksdb-changelog")), title="Spark RocksDB + changelog, format 2"),
+    _best(find_provider(OURS)),
+    _best(find_provider(OUR_ROCKSDB)),
+    _best(find_provider("heap")),
     FLOOR,
 )
 """Those of Spark, ours as `statestore.configure` sets them up, and the floor."""
