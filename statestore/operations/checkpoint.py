@@ -106,6 +106,14 @@ def open_checkpoint(place: Place, below: str | None = None) -> Iterator[OpenChec
         if checkpoint.newest_planned is None:
             found = _named_below(io, path)
             named = {"below": found} if found else {}
+            if query_id is not None and not found and checkpoint.newest_committed is None:
+                raise NotFoundError(
+                    "the query has not begun its first batch yet",
+                    kind="checkpoint-not-found",
+                    checkpoint=uri,
+                    missing=checkpoint.offsets.path(0),
+                    to_fix="wait for it: it begins when a source of the query has input",
+                )
             raise NotFoundError(
                 "there is no checkpoint of a streaming query",
                 kind="checkpoint-not-found",

@@ -110,6 +110,17 @@ def test_first_batch_that_is_not_committed_is_said_so(tmp_path):
         assert "from 1 to the newest" not in str(said.value)
 
 
+def test_query_that_waits_for_its_first_input_is_not_told_to_name_another_directory(tmp_path):
+    """Catches "there is no checkpoint" of the directory that the query has just been given."""
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "metadata").write_text('{"id":"0f0e0d0c-0b0a-4908-8706-050403020100"}')
+
+    with pytest.raises(NotFoundError, match="has not begun its first batch yet") as said:
+        Checkpoint(tmp_path).versions()
+
+    assert "name the directory" not in str(said.value)
+
+
 def test_verify_of_a_query_without_its_id_says_what_helps(made):
     """Catches the advice to compact, which brings no file of the query's back."""
     Path(made.path, "metadata").unlink()
