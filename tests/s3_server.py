@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from io import BytesIO
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, unquote
 
 import boto3
 from moto.s3.models import s3_backends
@@ -207,8 +207,9 @@ class S3Server:
             "HTTP_AUTHORIZATION", ""
         ):
             return _refuse(start_response, "403 Forbidden", "InvalidAccessKeyId")
-        key = environ["PATH_INFO"].lstrip("/").partition("/")[2]
-        if key and not key.startswith(self.only_below):
+        if self.only_below and not all(
+            key.startswith(self.only_below) for key in _keys_of(environ, method)
+        ):
             return _refuse(start_response, "403 Forbidden", "AccessDenied")
         if fault == "unconditional":
             environ.pop("HTTP_IF_NONE_MATCH", None)
@@ -247,6 +248,20 @@ class S3Server:
                 del self._faults[index]
                 return fault
         return None
+
+
+def _keys_of(environ, method):
+    """Return the names that a request is about; of a listing, its prefix."""
+    keys = [environ["PATH_INFO"].lstrip("/").partition("/")[2]]
+    if method == "LIST":
+        keys = parse_qs(environ["QUERY_STRING"]).get("prefix", [""])
+    elif not keys[0] and method == "POST":
+        asked = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
+        environ["wsgi.input"] = BytesIO(asked)
+        keys = re.findall("<Key>(.*?)</Key>", asked.decode())
+    if copied := environ.get("HTTP_X_AMZ_COPY_SOURCE"):
+        keys.append(unquote(copied).lstrip("/").partition("/")[2])
+    return keys
 
 
 def _actions_of(environ):
