@@ -129,10 +129,11 @@ def _run_in(root: Path, command: str) -> None:
     shutil.copy(ROOT / "constraints.txt", root / "tmp" / "constraints.txt")
     variables = {key: value for key, value in os.environ.items() if _PASSED_ON.match(key)}
     variables |= {"PATH": "/usr/bin:/bin", "PIP_CONSTRAINT": "/tmp/constraints.txt"}
+    environment = [f"{key}={value}" for key, value in variables.items()]
     mounted = f'mount --bind {_CERTIFICATES} {root}{_CERTIFICATES}; exec "$@"'
     _run(
         *("unshare", "--mount", "sh", "-ec", mounted, "sh"),
-        *("chroot", root, "env", "-i", *(f"{key}={value}" for key, value in variables.items())),
+        *("chroot", str(root), "env", "-i", *environment),
         *("sh", "-ec", command),
     )
 

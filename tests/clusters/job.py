@@ -6,6 +6,7 @@ It imports nothing of the project.
 
 import sys
 import time
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
@@ -13,7 +14,8 @@ from pyspark.sql import functions as sql
 
 def forget_stores(spark: SparkSession) -> None:
     """Have Spark forget where the stores are: the tasks of the next batch go anywhere."""
-    java, state = spark._jvm.java, spark._jvm.org.apache.spark.sql.execution.streaming.state
+    jvm: Any = spark._jvm
+    java, state = jvm.java, jvm.org.apache.spark.sql.execution.streaming.state
     environment = spark._jsc.sc().env()
     conf = spark._jsparkSession.sessionState().conf()
     coordinator = state.StateStoreCoordinatorRef.forDriver(environment, conf)

@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -88,12 +89,12 @@ class Kubernetes(Cluster):
         stand_in = MOUNTS / "stand-in"
         pair = (f"{stand_in}/ca.crt", f"{stand_in}/server.key")
         server = self._start(MASTER, "api_server", *pair, *WORKERS)
-        wait_for(lambda: "ready" in server.read_text(), "the API server")
+        _await_ready(server, "the API server")
         for number, host in enumerate(WORKERS):
             address = re.sub(r"\d+$", str(100 + 50 * number), self.hosts.address(host))
             given = (f"{stand_in}/account", f"{MOUNTS}/images", self._group, address)
             kubelet = self._start(host, "kubelet", host, MASTER, *given)
-            wait_for(lambda kubelet=kubelet: "ready" in kubelet.read_text(), "a kubelet")
+            _await_ready(kubelet, "a kubelet")
 
     def _start(self, host: str, name: str, *arguments: str) -> Path:
         command = ["/usr/bin/python3", f"{MOUNTS}/stand-in/{name}.py", *arguments]
@@ -249,7 +250,10 @@ class Kubernetes(Cluster):
         super().await_nothing_left()
         self._call("DELETE", "pods")
         for kind in ("pods", "services", "configmaps"):
-            wait_for(lambda kind=kind: not self._objects(kind), f"{kind} to be deleted")
+            self._await_none(kind)
+
+    def _await_none(self, kind: str) -> None:
+        wait_for(lambda: not self._objects(kind), f"{kind} to be deleted")
 
     def _objects(self, kind: str) -> list[str]:
         names = (found["metadata"]["name"] for found in self._call("GET", kind)["items"])
@@ -260,7 +264,11 @@ class Kubernetes(Cluster):
         super().stop()
         for group in sorted(self._groups("**"), reverse=True):
             if group.is_dir():
-                wait_for(lambda group=group: _is_removed(group), f"{group} to be empty")
+                wait_for(partial(_is_removed, group), f"{group} to be empty")
+
+
+def _await_ready(output: Path, what: str) -> None:
+    wait_for(lambda: "ready" in output.read_text(), what)
 
 
 def _pids(file: Path) -> list[int]:

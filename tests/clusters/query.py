@@ -61,8 +61,8 @@ class Input:
         for what, rows in (("sink", newest), ("state", kept)):
             assert not _differences(batch, rows), f"rows are missing in the {what}"
             assert not _differences(rows, batch), f"rows are too many in the {what}"
-        return len(duckdb.sql(batch))
+        return len(duckdb.execute(batch).fetchall())
 
 
 def _differences(one: str, other: str) -> Sequence[tuple[int, ...]]:
-    return duckdb.sql(f"({one}) EXCEPT ALL ({other})").fetchall()
+    return duckdb.execute(f"({one}) EXCEPT ALL ({other})").fetchall()

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from statestore.core.version import __version__
 from tools.shim_jar import ROOT
@@ -46,7 +47,7 @@ class Reason:
 class Known:
     """What suites.toml says."""
 
-    def __init__(self, document: dict[str, dict[str, object]]) -> None:
+    def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
         self.groups: dict[str, list[str]] = document["groups"]
         self.suites = [suite for group in self.groups.values() for suite in group]

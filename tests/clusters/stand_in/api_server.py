@@ -71,9 +71,10 @@ def _holds(found: str | None, sign: str, value: str, word: str, values: str) -> 
 
 
 def _field(found: Object, path: str) -> str | None:
+    value: Any = found
     for name in path.split("."):
-        found = found.get(name, {})
-    return found or None
+        value = value.get(name, {})
+    return value or None
 
 
 class Store:
@@ -106,7 +107,8 @@ class Store:
         """Yield the changes of a selection after a resource version, for ever."""
         for index in itertools.count(version):
             with self._changed:
-                self._changed.wait_for(lambda index=index: len(self._changes) > index)
+                while len(self._changes) <= index:
+                    self._changed.wait()
                 kind, key, found = self._changes[index]
             if selection.has(key, found):
                 yield {"type": kind, "object": found}

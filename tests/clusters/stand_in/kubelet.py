@@ -46,7 +46,7 @@ class ApiServer:
         """Return what it answers; {} where there is no such object."""
         connection = http.client.HTTPSConnection(self._host, 6443, context=self._tls, timeout=30)
         try:
-            connection.request(method, path, body and json.dumps(body), self._headers)
+            connection.request(method, path, json.dumps(body) if body else None, self._headers)
             answer = connection.getresponse()
             content = answer.read()
             return json.loads(content) if answer.status == http.HTTPStatus.OK else {}
@@ -326,9 +326,8 @@ def main(
     name: str, server: str, credentials: str, images: str, group: str, first_address: str
 ) -> None:
     """Look after a node for ever."""
-    hosts = dict(
-        reversed(line.split()) for line in Path("/etc/hosts").read_text().splitlines() if line
-    )
+    lines = [line.split() for line in Path("/etc/hosts").read_text().splitlines() if line]
+    hosts = {host: address for address, host in lines}
     api = ApiServer(server, Path(credentials))
     node = Node(name, api, hosts[server], Path(credentials), Path(images), group, first_address)
     print("ready", flush=True)
