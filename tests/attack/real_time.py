@@ -123,7 +123,6 @@ class Life:
         self._backend = str(rng.choice(list(PROVIDERS)))
         self._num_directories = 0
         self._model = Model(self._new_root() / "lane" / "checkpoint")
-        self._before_rescale: int | None = None
         self.steps: Counter[tuple[str, str, str]] = Counter()
         self.num_rows = 0
         self.num_kills = 0

@@ -47,7 +47,6 @@ class ChaosQuery:
         mode: Output mode.
         build: Makes the frame from the session, the input folder and nothing else.
         expect: Computes the outcome from the events of each source and the watermark.
-        num_sources: How many times the input folder is read.
         has_duplicates: Whether its input has events twice.
     """
 
@@ -55,7 +54,6 @@ class ChaosQuery:
     mode: str
     build: Callable[[SparkSession, Path], DataFrame]
     expect: Callable[[Sequence[Sequence[Event]], datetime], Expected]
-    num_sources: int = 1
     has_duplicates: bool = False
 
     def sink_rows(self, batches: Iterable[Sequence[Event]]) -> Counter[Row]:
@@ -168,6 +166,6 @@ def _expect_sessions(sources: Sequence[Sequence[Event]], watermark: datetime) ->
 
 TOTALS = ChaosQuery("totals", "update", _build_totals, _expect_totals)
 DISTINCT = ChaosQuery("distinct", "append", _build_distinct, _expect_distinct, has_duplicates=True)
-PAIRS = ChaosQuery("pairs", "append", _build_pairs, _expect_pairs, num_sources=2)
+PAIRS = ChaosQuery("pairs", "append", _build_pairs, _expect_pairs)
 SESSIONS = ChaosQuery("sessions", "append", _build_sessions, _expect_sessions)
 QUERIES = {query.name: query for query in (TOTALS, DISTINCT, PAIRS, SESSIONS)}
