@@ -139,6 +139,7 @@ private[statestore] final class RecordPages(outside: OffHeapMemory = null) {
     var done = 0L
     while (done < units) {
       val inPage = math.min(PageUnits.toLong, units - done).toInt
+      checkAddressable(numPages)
       addPage(numPages, null, memoryAddress + (done << 3), inPage)
       done += inPage
     }
@@ -267,7 +268,7 @@ private[statestore] final class RecordPages(outside: OffHeapMemory = null) {
   }
 
   private def takePage(page: Int, bytes: Int, end: Int): Unit = {
-    checkAddressable(page)
+    checkAddressable(page) // before memory is taken, which nobody would free
     if (outside == null || page == 0) {
       addPage(page, new Array[Byte](bytes), Platform.BYTE_ARRAY_OFFSET.toLong, end)
     } else {
@@ -288,7 +289,6 @@ private[statestore] final class RecordPages(outside: OffHeapMemory = null) {
     }
 
   private def addPage(page: Int, base: AnyRef, start: Long, end: Int): Unit = {
-    checkAddressable(page)
     if (page == bases.length) {
       bases = Arrays.copyOf(bases, page * 2)
       starts = Arrays.copyOf(starts, page * 2)
