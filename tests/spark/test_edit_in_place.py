@@ -14,14 +14,14 @@ from pyspark.sql import functions as sf
 from statestore import Checkpoint
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 
-from .conftest import EXTENDED, OURS, PROVIDER, MakeLane
+from .conftest import EXTENDED, MakeLane, state_in_files
 from .harness import HEAP, Lane, Query
 from .queries import single
 from .state_variables import everything
 
 pytestmark = [
     pytest.mark.ours,
-    pytest.mark.skipif(not OURS or PROVIDER == HEAP, reason="state outlives its driver"),
+    state_in_files,
 ]
 
 

@@ -26,8 +26,8 @@ from statestore.api.scaling import load_of
 from statestore.core.clock import ManualClock
 from statestore.operations.upkeep.query_info import InputRates, QueryInfo
 
-from .conftest import EXTENDED, OURS, PROVIDER
-from .harness import HEAP, STATE_STORE, wait_for
+from .conftest import EXTENDED, state_in_files
+from .harness import STATE_STORE, wait_for
 from .test_examples import ROOT, read_edits, sums
 from .test_sinks import IN_TURN, Operate, Rows, Sunk, run_between
 
@@ -67,7 +67,7 @@ class KafkaSunk(Sunk):
 
 @EXTENDED
 @pytest.mark.ours
-@pytest.mark.skipif(not OURS or PROVIDER == HEAP, reason="state outlives its driver")
+@state_in_files
 @pytest.mark.parametrize("operations", [pytest.param(each, id=name) for name, each in IN_TURN])
 def test_every_row_is_in_kafka_once_when_operations_made_batches(
     spark: SparkSession,
@@ -125,7 +125,7 @@ def test_totals_in_kafka_are_exact_when_broker_and_driver_are_killed(
 
 @EXTENDED
 @pytest.mark.ours
-@pytest.mark.skipif(not OURS or PROVIDER == HEAP, reason="state outlives its driver")
+@state_in_files
 def test_code_is_tried_from_kafka_to_kafka_and_promoted(
     spark: SparkSession, kafka: str, kafka_jars: list[Path], tmp_path: Path
 ) -> None:
@@ -253,7 +253,7 @@ def counts_of(number: int) -> dict[str, int]:
 
 @EXTENDED
 @pytest.mark.ours
-@pytest.mark.skipif(not OURS or PROVIDER == HEAP, reason="state outlives its driver")
+@state_in_files
 @pytest.mark.timeout(300)
 def test_offsets_rates_and_backlog_of_a_live_query_are_those_of_the_broker(
     spark: SparkSession, kafka: str, kafka_jars: list[Path], tmp_path: Path
@@ -303,7 +303,7 @@ def test_offsets_rates_and_backlog_of_a_live_query_are_those_of_the_broker(
 
 @EXTENDED
 @pytest.mark.ours
-@pytest.mark.skipif(not OURS or PROVIDER == HEAP, reason="state outlives its driver")
+@state_in_files
 @pytest.mark.timeout(300)
 def test_query_rises_because_of_records_that_wait(
     spark: SparkSession, kafka: str, kafka_jars: list[Path], tmp_path: Path

@@ -12,13 +12,13 @@ from pyspark.sql import functions as sf
 
 from statestore import Checkpoint
 
-from .conftest import OURS, PROVIDER
-from .harness import HEAP, Files, Lane
+from .conftest import PROVIDER, state_in_files
+from .harness import Files, Lane
 from .queries import single
 
 MARKS = [
     pytest.mark.ours,
-    pytest.mark.skipif(not OURS or PROVIDER == HEAP, reason="state outlives its driver"),
+    state_in_files,
 ]
 
 
