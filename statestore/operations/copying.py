@@ -201,7 +201,9 @@ class Copy(Generic[Told]):
                 newest = max(self.version.offsets)
                 copy_operators(self.source, target, copied, self.num_partitions, newest)
             self._write_logs(target, made)
-            self._write_history(target)
+            version = self.version.version
+            result = {"state_files": self.state_files}
+            begin_history(target, self.operation, self.source.uri, version, result)
             metadata, told = self.becomes(made)
             target.finish(metadata)
         if self.claims:
@@ -237,21 +239,6 @@ class Copy(Generic[Told]):
             work=work,
             progress=BytesDone(progress, self.state_bytes),
         )
-
-    def _write_history(self, target: NewDirectory) -> None:
-        """Begin the history of the new directory with what makes it."""
-        version = self.version.version
-        made = Event(
-            target.ids.new_id(),
-            self.operation,
-            int(target.clock.now_ms()),
-            version,
-            version,
-            event="done",
-            options={"of": self.source.uri},
-            result={"state_files": self.state_files},
-        )
-        append(target.io, target.path, made)
 
     def _by_pass(self) -> dict[Pass, list[Store]]:
         """Return the stores that pass in the same way: files that several name are copied once."""
@@ -296,6 +283,34 @@ class Copy(Generic[Told]):
         }
         names |= {new: list(store_names_of(name)) for new, name in self.operators.added.items()}
         return checkpoint_ids_of(dict(sorted(names.items())), made)
+
+
+def begin_history(
+    target: NewDirectory, operation: str, of: str, version: int, result: Mapping[str, Any]
+) -> None:
+    """Begin the history of a new directory with the operation that makes it.
+
+    Args:
+        target: The directory.
+        operation: The command.
+        of: URI of the checkpoint or savepoint that it is made of.
+        version: Version of that.
+        result: What the history says of it.
+
+    Raises:
+        StorageError: The storage failed.
+    """
+    made = Event(
+        target.ids.new_id(),
+        operation,
+        int(target.clock.now_ms()),
+        version,
+        version,
+        event="done",
+        options={"of": of},
+        result=result,
+    )
+    append(target.io, target.path, made)
 
 
 def source_of(

@@ -36,6 +36,7 @@ from statestore.operations.conversion import (
     decide_convert,
     schemas_of,
 )
+from statestore.operations.copying import begin_history
 from statestore.operations.in_use import require_not_in_use, require_same_batches
 from statestore.operations.new_directory import METADATA_NAME, begin_directory
 from statestore.operations.result import no_progress
@@ -131,6 +132,9 @@ class Conversion:
                 self._check(copied)
                 self._copy_metadata(target)
                 self._write_logs(target, [store["checkpoint_id"] for store in copied])
+                decided = self._decided
+                result = {"to": decided.target}
+                begin_history(target, CONVERT, decided.checkpoint, decided.version, result)
             target.finish(metadata)
         rows: dict[tuple[int, str], int] = {}
         for (operator, _, name), store in zip(self._stores(), copied, strict=True):

@@ -155,6 +155,9 @@ def _assert_round_trip(
             if index:
                 prepare(lane, name)
                 _convert(lane, name)
+                (made,) = Checkpoint(lane.checkpoint).history()
+                operation = "convert" if name in SPARK_PROVIDERS else "restore"
+                assert (made.operation, made.status) == (operation, "done")
             lane.run(*batches)
             # The pinned provider ran: the session still names the first.
             assert list((lane.checkpoint / "state").rglob(files[name])), name
