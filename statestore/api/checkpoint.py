@@ -204,7 +204,7 @@ class Directory:
             sql: One SELECT of DuckDB's SQL. It reads and writes nothing but these tables.
             attach: More checkpoints or savepoints by alias, also of Spark's own providers: their
                 tables are `ALIAS.NAME`.
-            memory_limit: Memory of DuckDB, such as `1GB`; what is larger goes to the local disk.
+            memory_limit: Memory of DuckDB, such as `1GB`; what does not fit goes to the local disk.
             timeout: How long it may run until the last row was read, a timedelta or seconds, at
                 least 1 s; None for any time.
         """

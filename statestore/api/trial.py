@@ -140,7 +140,7 @@ class Trial:
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> Promote:
-        """Have the branch take the place of its checkpoint; the old stays as a savepoint.
+        """Put the branch in the place of its checkpoint; the old stays as a savepoint.
 
         The query must be stopped, and the trial must have reached its newest version: else it is
         tried once more first. The query goes on with the next batch, under its ID, from where the
@@ -249,7 +249,7 @@ class Trial:
                 **fields,
                 differs=", ".join(one.of for one in record.compared if not one.is_same),
                 to_fix="look at the rows that differ, in `statestore try` or its page; mend the "
-                "job, ignore columns, or accept what differs: accept=True, --accept",
+                "job, ignore columns, or accept the differences: accept=True, --accept",
             )
 
     def _beside(self, directory: DirectoryLike) -> Reach:

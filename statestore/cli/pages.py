@@ -77,9 +77,9 @@ def report(
     A page is one HTML file that needs no network.
 
     It shows the operators and the history of versions. It shows how rows, bytes and commit times
-    are     spread over state partitions and key groups, and the heaviest keys. It says what is
-    damaged, and     what to do. The command also reads checkpoints of Spark's own providers. It
-    changes nothing.
+    are spread over state partitions and key groups, and the heaviest keys. It names damaged files
+    and says what to do. The command also reads checkpoints of Spark's own providers. It changes
+    nothing.
 
     \b
     Examples:
@@ -149,7 +149,7 @@ def _report_each(
 
 @click.command()
 @click.argument("checkpoints", metavar="CHECKPOINT...", nargs=-1, required=True)
-@click.option("--host", default=_LOOPBACK, show_default=True, help="Address to listen at.")
+@click.option("--host", default=_LOOPBACK, show_default=True, help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=0, help="Port.  [default: any that is free]"
 )

@@ -52,8 +52,8 @@ def rescale(
 
     The query then starts unchanged: spark.sql.shuffle.partitions comes from its checkpoint. --undo
     goes back. After a kill the same N finishes the rescale, or --undo takes it back. --undo also
-    takes     back a repartition of Spark's own that was refused. To rescale state of the heap
-    backend, call     statestore.Checkpoint.rescale in its driver's Python program.
+    takes back a repartition of Spark's own that was refused. To rescale state of the heap backend,
+    call statestore.Checkpoint.rescale in its driver's Python program.
 
     \b
     Examples:

@@ -126,7 +126,7 @@ def _written_beside(path: str) -> Iterator[str]:
     try:
         if target.exists() and not target.is_file():
             raise InvalidArgumentError(
-                "rows cannot be written to what is no regular file",
+                "rows can only be written to a regular file",
                 file=path,
                 to_fix="name a file, which may be a new one",
             )

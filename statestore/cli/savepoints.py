@@ -58,12 +58,12 @@ if TYPE_CHECKING:
 @click.option(
     "--max-age",
     type=DurationType(),
-    help="Delete older ones as well, but never the newest: 36h, 7d.",
+    help="Also delete savepoints there that are older, but never the newest: 36h, 7d.",
 )
 @click.option(
     "--every",
     type=DurationType(),
-    help="Take one at this interval until the command is ended: 90s, 15m, 6h.",
+    help="Take a savepoint at this interval until the command is ended: 90s, 15m, 6h.",
 )
 @click.option(
     "--metrics",

@@ -58,7 +58,7 @@ _MOST_KEPT = 10_000
     metavar="SIZE",
     default="1GB",
     show_default=True,
-    help="Memory of the database; what is larger goes to the local disk.",
+    help="Memory of the database; what does not fit goes to the local disk.",
 )
 @click.option(
     "--timeout", type=DurationType(), help="End SQL that runs longer: 90s, 15m.  [default: never]"

@@ -64,7 +64,7 @@ _TRIAL = "trial"
     help="Run the job by this, such as 'spark-submit --master yarn --jars shim.jar'.  [default: "
     "this Python]",
 )
-@click.option("--page", metavar="FILE", help="Write what was found to this HTML file, too.")
+@click.option("--page", metavar="FILE", help="Also write the result to this HTML file.")
 @storage_option
 @output_option
 @click.pass_context
@@ -136,7 +136,7 @@ def promote(
     storage_options: dict[str, str],
     output: str,
 ) -> None:
-    """Have the branch of a trial take the place of its checkpoint.
+    """Put the branch of a trial in the place of its checkpoint.
 
     Stop the query first. The trial must have its newest batch: if it has not, repeat `statestore
     try`. The old checkpoint stays as a savepoint. The query goes on with the next batch, from where

@@ -370,7 +370,7 @@ def expire(
     The query's own maintenance does the same by spark.sql.streaming.minBatchesToRetain. Files of a
     kept version stay, whatever their age. So do unknown files younger than orphan.ageMs: another
     process may be writing them. Savepoints are never touched. Where older versions stay, the plan
-    says why; `statestore compact` writes anew the rows that keep them.
+    says why; `statestore compact` writes the rows that keep them anew.
 
     \b
     Examples:

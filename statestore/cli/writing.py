@@ -111,7 +111,7 @@ def transform(
     storage_options: dict[str, str],
     output: str,
 ) -> None:
-    """Make a savepoint whose rows are made from those of a checkpoint.
+    """Make a savepoint of a checkpoint, with other rows.
 
     --sql names rows and a SELECT that makes them. Its table state has the columns that `statestore
     read` shows, the structs key and value. The SELECT returns these, or their fields as columns

@@ -276,7 +276,8 @@ def _refusing(to_row: Convert, owner: dict[str, Any]) -> Convert:
         except MisfitError as misfit:
             raise InvalidArgumentError(
                 "a value does not fit the type that it is kept as",
-                to_fix="give what is expected, or have another type kept: T | None takes None",
+                to_fix="give a value of the expected type, or keep another type: T | None takes "
+                "None",
                 **owner,
                 at=misfit.at.removeprefix(".") or "the value itself",
                 expected=misfit.expected,

@@ -166,7 +166,7 @@ def check_finished(fields: dict[str, Any] | None, uri: str) -> None:
             kind="unfinished-operation",
             directory=uri,
             operation=operation,
-            to_fix="delete what is left of it, when nobody does"
+            to_fix="delete the rest of it, unless somebody is deleting it now"
             if operation == _DELETE
             else "wait for that command, or repeat it when it was killed: it begins anew",
         )

@@ -146,7 +146,7 @@ def _start(start_query: Callable[[], StreamingQuery]) -> StreamingQuery:
         query = start_query()
     if query is None:
         raise InvalidArgumentError(
-            "start_query returned no query; what it has started runs on",
+            "start_query returned no query; a query that it started runs on",
             to_fix="return what `start()` returns",
         )
     return query

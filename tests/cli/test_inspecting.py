@@ -96,7 +96,7 @@ def test_a_parquet_file_that_cannot_be_written_is_an_error_with_a_name(checkpoin
 
     missing = tmp_path / "none" / "state.parquet"
     assert f"{missing}" in _run("read", checkpoint, "--rows", "default", "--to", missing, status=1)
-    assert "no regular file" in _run(
+    assert "only be written to a regular file" in _run(
         "read", checkpoint, "--rows", "default", "--to", "/dev/null", status=1
     )
     refused = _run("read", untyped, "--to", tmp_path / "x.parquet", status=1)

@@ -3,6 +3,7 @@
 import json
 import re
 from datetime import UTC, datetime
+from inspect import cleandoc
 from pathlib import Path
 
 import pyarrow as pa
@@ -178,6 +179,12 @@ def test_help_tells_each_command_in_whole_sentences():
         run("convert", "a", "b", "--to", "rocksdb")[1].split()
     )
     assert "takes NAME=SELECT" in run("transform", "a", "b", "--sql", "SELECT 1")[1]
+
+
+def test_help_has_no_gaps_within_a_sentence():
+    """Catches a docstring that was wrapped with the spaces of its old margin in it."""
+    lines = [line for one in cli.commands.values() for line in cleandoc(one.help).splitlines()]
+    assert [line for line in lines if re.search(r"\w {2,}\w", line)] == []
 
 
 def test_options_are_explained_without_a_network():

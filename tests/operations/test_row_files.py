@@ -126,8 +126,8 @@ def test_text_that_is_not_of_the_type_is_refused_by_name(
     [
         ("k.csv", "key.k\n007\n\n,\n", "CSV parse error"),
         ("k.csv", "key.k,key.k\n1,2\n", "given twice"),
-        ("k.csv", "key.k,n\n1,2\n", "neither of the key nor of the value"),
-        ("k.csv", "k\n1\n", "neither of the key nor of the value"),
+        ("k.csv", "key.k,n\n1,2\n", "in neither the key nor the value"),
+        ("k.csv", "k\n1\n", "in neither the key nor the value"),
         ("k.csv", "", "Empty CSV file"),
         ("k.csv", "key.k,partition_id\n,1\n", "nothing may be a null or an empty text"),
         ("k.json", '{"key": {"k": 7}}', r"line=1, column='key\.k', value='7'"),

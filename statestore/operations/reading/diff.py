@@ -90,7 +90,7 @@ def _check_encoders(old: ColumnFamily | None, new: ColumnFamily | None) -> None:
             old_encoder=old.encoder,
             new_encoder=new.encoder,
             to_fix="convert the checkpoint of Spark's HDFS-backed provider, which has no prefixes "
-            "of keys, and compare what comes of it",
+            "of keys, and compare the new one",
         )
 
 

@@ -95,7 +95,7 @@ class Selection:
                 batch = batch.filter(self.filter)
             except pa.ArrowException as error:
                 raise InvalidArgumentError(
-                    "the filter does not fit what is read",
+                    "the filter does not fit the rows",
                     reason=str(error).splitlines()[0],
                     known=", ".join(every),
                     to_fix="use these columns, and values of their types",
@@ -143,7 +143,7 @@ def _leaves(columns: dict[str, pa.Array[Any]]) -> Iterator[tuple[str, pa.Array[A
 
 def _no_such_column(name: str, known: dict[str, pa.Array[Any]]) -> InvalidArgumentError:
     return InvalidArgumentError(
-        "what is read has no such column",
+        "the rows have no such column",
         column=name,
         known=", ".join(known),
         to_fix="use one of these",

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from statestore.operations.states import FoundRows
 
 MEMORY_LIMIT = "1GB"
-"""Of DuckDB; what is larger goes to the local disk."""
+"""Of DuckDB; what does not fit goes to the local disk."""
 _ITSELF = ""
 _BATCH_ROWS = 2048
 """Rows of a batch that comes out: few, since they may be wide."""

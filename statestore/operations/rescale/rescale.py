@@ -102,7 +102,7 @@ def numbers_by_reference(checkpoint: OpenCheckpoint, numbers: Iterable[int]) -> 
     }
     if not key_groups:
         raise InvalidArgumentError(
-            "the state of the query is one, whatever the number of state partitions",
+            "all state of the query is in one state partition, whatever their number",
             checkpoint=checkpoint.uri,
             to_fix="leave the number as it is",
         )

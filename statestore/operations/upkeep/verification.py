@@ -124,8 +124,8 @@ class Verification:
         if all(_is_metadata(finding.file or "") for finding in self.findings):
             return (
                 "no version can be read while the metadata of an operator is missing or damaged: "
-                "put it back from a copy; what a restore with --add-operator made has it after the "
-                "query's first batch"
+                "put it back from a copy; after a restore with --add-operator, the query's first "
+                "batch writes it"
             )
         return (
             f"statestore repair {uri} says which version can be read and which batches would run "

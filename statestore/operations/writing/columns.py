@@ -214,7 +214,7 @@ def decide_family(
     others = {*schema.names} - {*known} - {_PASSED_OVER}
     if others:
         raise InvalidArgumentError(
-            "what is given has columns that are neither of the key nor of the value",
+            "the given rows have columns that are in neither the key nor the value",
             columns=", ".join(sorted(others)),
             to_fix="name them key.NAME or value.NAME, or make structs key and value of them",
         )
