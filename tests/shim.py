@@ -9,7 +9,8 @@ from typing import ClassVar
 import google_crc32c
 from rocksdict import SstFileWriter
 
-from statestore.backends.rocksdb.sst import DatabaseMemory, encode_key
+from statestore.backends.rocksdb.database_memory import DatabaseMemory
+from statestore.backends.rocksdb.sst import encode_key
 from statestore.backends.rocksdb.view import View
 from statestore.codec.rows import DELETE, PUT, Row
 from statestore.core.options import StateStoreOptions

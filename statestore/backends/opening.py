@@ -10,7 +10,7 @@ from statestore.backends.rocksdb.requirement import require_rocksdict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from statestore.backends.rocksdb.sst import DatabaseMemory
+    from statestore.backends.rocksdb.database_memory import DatabaseMemory
     from statestore.backends.rocksdb.versions import RocksDBVersions
     from statestore.checkpoint.layout import StoreLocation
     from statestore.core.clock import Clock

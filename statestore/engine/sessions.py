@@ -20,7 +20,7 @@ from statestore.engine.session import Session, Versions
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-    from statestore.backends.rocksdb.sst import DatabaseMemory
+    from statestore.backends.rocksdb.database_memory import DatabaseMemory
     from statestore.checkpoint.layout import StoreLocation
     from statestore.core.clock import Clock
     from statestore.engine.requests import Request
@@ -147,7 +147,8 @@ class Sessions:
 
     def _database(self, request: Request, location: StoreLocation) -> tuple[str, DatabaseMemory]:
         """Return a directory for a local database, and the memory of this engine's databases."""
-        from statestore.backends.rocksdb.sst import DatabaseMemory  # which needs an extra
+        # Which needs an extra.
+        from statestore.backends.rocksdb.database_memory import DatabaseMemory
 
         asked_bytes = request.options().rocksdb_memory_bytes
         with self._lock:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from statestore.backends.rocksdb import sst
+from statestore.backends.rocksdb.database_memory import DatabaseMemory
 from statestore.backends.rocksdb.merging import merge_files
 from statestore.checkpoint.layout import StoreLocation
 from statestore.codec.references import StoreName
@@ -193,7 +194,7 @@ def test_merge_needs_no_memory_for_each_deleted_key(tmp_path):
             (*head.trailer.files[1:], head.ref),
             is_whole=False,
             scratch_directory=str(tmp_path),
-            sst_options=sst.DatabaseMemory(1 << 20).options(OPTIONS),
+            sst_options=DatabaseMemory(1 << 20).options(OPTIONS),
             sync=False,
         )
         _, peak_bytes = tracemalloc.get_traced_memory()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from rocksdict import Options
 
-    from statestore.backends.rocksdb.sst import DatabaseMemory
+    from statestore.backends.rocksdb.database_memory import DatabaseMemory
     from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.references import FileRef
     from statestore.core.key_groups import KeyGroupSet

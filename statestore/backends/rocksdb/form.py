@@ -13,6 +13,7 @@ import pyarrow.ipc as ipc
 
 from statestore.backends.form import FileForm
 from statestore.backends.rocksdb import sst
+from statestore.backends.rocksdb.database_memory import DatabaseMemory
 from statestore.backends.rocksdb.full_state import read_file, read_full_state, write_full_body
 from statestore.backends.rocksdb.versions import RocksDBVersions
 from statestore.checkpoint.commit import Body
@@ -46,7 +47,7 @@ class SstForm(FileForm):
     is_by_key = True
 
     def __init__(self, options: StateStoreOptions) -> None:
-        self._memory = sst.DatabaseMemory(options.rocksdb_memory_bytes)
+        self._memory = DatabaseMemory(options.rocksdb_memory_bytes)
 
     def rows(
         self,

@@ -29,6 +29,7 @@ from statestore.codec.trailer import compute_lineage
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from statestore.backends.rocksdb.database_memory import DatabaseMemory
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.sealed_file import SealedFile
@@ -42,7 +43,7 @@ def read_full_state(
     scratch_directory: str,
     options: StateStoreOptions,
     clock: Clock,
-    memory: sst.DatabaseMemory,
+    memory: DatabaseMemory,
     column_family: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a version in order of column family and key; see FileForm.rows.
@@ -68,7 +69,7 @@ def read_full_state(
 
 
 def read_file(
-    file: SealedFile, scratch_directory: str, options: StateStoreOptions, memory: sst.DatabaseMemory
+    file: SealedFile, scratch_directory: str, options: StateStoreOptions, memory: DatabaseMemory
 ) -> Iterator[pa.RecordBatch]:
     """Yield every row of one durable file, puts, then deletes, whose key group is 0.
 
@@ -100,7 +101,7 @@ def write_full_body(
     pieces: Iterable[pa.RecordBatch],
     directory: str,
     options: StateStoreOptions,
-    memory: sst.DatabaseMemory,
+    memory: DatabaseMemory,
 ) -> Body:
     """Write the body of a full state.
 

@@ -9,7 +9,6 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.chain import newest_summary
 from statestore.backends.rocksdb.database import LocalDatabase, LocalView
 from statestore.backends.rocksdb.merging import LaidOut, lay_out, open_sst
@@ -23,6 +22,7 @@ from statestore.core.options import StateStoreOptions
 from statestore.core.progress import CallPool
 
 if TYPE_CHECKING:
+    from statestore.backends.rocksdb.database_memory import DatabaseMemory
     from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.references import FileRef
     from statestore.codec.sealed_file import SealedFile
@@ -70,7 +70,7 @@ class LocalVersions:
         memory: Shared by all databases of the engine.
     """
 
-    def __init__(self, location: StoreLocation, directory: str, memory: sst.DatabaseMemory) -> None:
+    def __init__(self, location: StoreLocation, directory: str, memory: DatabaseMemory) -> None:
         self._location = location
         self._directory = directory
         self._memory = memory

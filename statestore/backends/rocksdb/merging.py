@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from rocksdict import Options
 
+    from statestore.backends.rocksdb.database_memory import DatabaseMemory
     from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.references import FileRef
     from statestore.core.key_groups import KeyGroupSet
@@ -131,7 +132,7 @@ def lay_out(
 
 
 def read_rows(
-    location: StoreLocation, ref: FileRef, memory: sst.DatabaseMemory, scratch_directory: str
+    location: StoreLocation, ref: FileRef, memory: DatabaseMemory, scratch_directory: str
 ) -> Iterator[Row]:
     """Yield the rows of one durable file, in no order; deletes have key group 0.
 

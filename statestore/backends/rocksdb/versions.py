@@ -38,6 +38,7 @@ from statestore.core.options import StateStoreOptions
 from statestore.core.progress import Turn
 
 if TYPE_CHECKING:
+    from statestore.backends.rocksdb.database_memory import DatabaseMemory
     from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.references import FileRef
     from statestore.codec.state_file import StateFile
@@ -76,7 +77,7 @@ class RocksDBVersions(VersionsBase):
         location: StoreLocation,
         clock: Clock,
         local_directory: str,
-        memory: sst.DatabaseMemory,
+        memory: DatabaseMemory,
     ) -> None:
         super().__init__(location, clock)
         self._local_directory = local_directory
