@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from statestore import Checkpoint, Edited, Savepoint
+from statestore import Checkpoint, Edited, Savepoint, write_savepoint
 from statestore.core.errors import StateStoreError
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
@@ -65,6 +65,10 @@ COPIES = {
     "transform-join-format": Copying(
         lambda of: of("join").transform(of("new"), join_format=4), "join", makes_savepoint=True
     ),
+    "write": Copying(
+        lambda of: write_savepoint(of("new"), like=of("checkpoint"), rows={0: UPSERT}),
+        makes_savepoint=True,
+    ),
     "restore": Copying(lambda of: of("savepoint").restore(of("new")), "savepoint"),
     "restore-rescaled": Copying(
         lambda of: of("savepoint").restore(of("new"), backend="rocksdb", num_partitions=4),
@@ -89,6 +93,7 @@ ONE_MORE = (
     "savepoint-native",
     "transform",
     "transform-join-format",
+    "write",
     "restore",
     "restore-rescaled",
     "restore-from-spark-dealt",
