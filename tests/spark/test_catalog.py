@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Iterator, Sequence
 from datetime import UTC
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
-from pyspark.errors import UnsupportedOperationException
+from pyspark.errors import IllegalArgumentException, UnsupportedOperationException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
@@ -255,9 +257,7 @@ def test_a_name_means_what_it_means_to_the_package(
         operators = read_operators(LocalFileIO(), str(path / "state"))
         places = [place for one in operators for place in places_of(one, lambda *_: ())]
         shown = [place.address(among=places) for place in places]
-        files = jvm.io.statestore.catalog.CheckpointFiles(
-            jvm.org.apache.hadoop.fs.Path(str(path)), conf
-        )
+        files = jvm.io.statestore.catalog.CheckpointFiles(str(path), conf)
         addresses = files.addressesAt(1)
 
         for name in {*NAMES, *shown, *(f"{n}/{rng.choice(NAMES)}" for n in range(4))}:
@@ -349,6 +349,80 @@ def test_what_cannot_be_read_is_refused_by_name(session: SparkSession, tmp_path:
         assert told in _error(session, sql), sql
     (path / "commits").rename(path / "offsets-only")
     assert "[version-not-found] no batch" in _error(session, f"SELECT * FROM {place}")
+
+
+@IN_FILES
+def test_what_is_not_there_does_not_exist(session: SparkSession, tmp_path: Path) -> None:
+    """Catches a question for a table that ends in an error, and one answered without looking."""
+    unpack(archives()[0], "FileSystemStateStoreProvider-v1-aggregation-then-dedup", tmp_path)
+    path = tmp_path / "checkpoint"
+
+    for name, expected in {
+        _place(path, "0"): True,
+        _place(path, "0@1"): True,
+        _place(path, "metadata", "history"): True,
+        _place(path, "state"): False,  # rows of two operators
+        _place(path, "nope"): False,
+        _place(path, "0@99"): False,
+        _place(path, "metadata", "nope"): False,
+        _place(tmp_path / "none", "0"): False,
+        _place(tmp_path / "none", "metadata", "history"): False,
+        "state.`0`": False,
+    }.items():
+        assert session.catalog.tableExists(name) is expected, name
+
+
+@IN_FILES
+def test_a_path_that_cannot_be_asked_is_refused_with_the_reason(session: SparkSession) -> None:
+    """Catches an error of Hadoop's alone, and a file system out of reach taken for no table."""
+    for path, kind, told in (
+        ("", "invalid-argument", "path=''"),
+        ("a:b", "invalid-argument", "path='a:b'"),
+        ("foo:/a", "unsupported-scheme", "path=foo:/a, reason='UnsupportedFileSystemException"),
+        ("hdfs://no.invalid/a", "storage", "UnknownHostException"),
+    ):
+        place = f"state.`{path}`"
+        for refused in (
+            lambda place=place: session.sql(f"SELECT * FROM {place}.state"),
+            lambda place=place: session.sql(f"SHOW TABLES IN {place}"),
+            lambda place=place: session.catalog.tableExists(f"{place}.state"),
+        ):
+            with pytest.raises(IllegalArgumentException, match="To fix") as raised:
+                refused()
+            assert str(raised.value).startswith(f"[{kind}]"), path
+            assert told in str(raised.value), path
+
+
+@IN_FILES
+@pytest.mark.parametrize("name", ["a b", "a%b", "a%20b", "a#b", "a[b]", "a?b", "a+b", "ä", "a*b"])
+def test_a_path_is_read_where_the_state_reader_reads_it(
+    session: SparkSession, tmp_path: Path, name: str
+) -> None:
+    """Catches rows of the checkpoint whose path is the escaped one, and an error without a path."""
+    unpack(archives()[0], "FileSystemStateStoreProvider-v1-aggregation-update", tmp_path)
+    path = (tmp_path / "checkpoint").rename(tmp_path / name)
+    other = tmp_path / quote(name)
+    if other != path:
+        shutil.copytree(path, other)
+        Checkpoint(other).rescale(1)
+    place = _place(path, "state")
+    expected = Checkpoint(path).rows().read().num_rows
+    partitions = len({file.name for file in (path / "state/0").iterdir() if file.name.isdigit()})
+
+    assert _tables(session, path) == ["state"]
+    assert session.table(_place(path, "metadata", "partitions")).count() == partitions
+    if name in ("a+b", "ä", "a*b"):
+        assert session.table(place).count() == expected
+        return
+    # It takes the escaped path, at which there is another checkpoint.
+    assert (
+        session.read.format("statestore").load(str(path)).select("partition_id").distinct().count()
+        == 1
+    )
+    error = _error(session, f"SELECT * FROM {place}")
+    assert f"path={path}, reader_looks_at=" in error
+    assert "`statestore sql`" in error
+    assert Checkpoint(path).sql("SELECT * FROM state").read().num_rows == expected
 
 
 @IN_FILES

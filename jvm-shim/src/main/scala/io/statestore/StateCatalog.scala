@@ -2,8 +2,8 @@ package io.statestore
 
 import java.util
 
-import io.statestore.catalog.{Addresses, CheckpointFiles, MetadataTables, RowsPlace}
-import org.apache.hadoop.fs.Path
+import io.statestore.catalog.{
+  Addresses, CheckpointFiles, MetadataTables, NotThereException, RowsPlace}
 
 import org.apache.spark.sql.classic.SparkSession
 import org.apache.spark.sql.connector.catalog.{
@@ -45,11 +45,13 @@ final class StateCatalog extends TableCatalog {
     names.map(Identifier.of(namespace, _)).toArray
   }
 
-  override def tableExists(table: Identifier): Boolean = table.namespace match {
-    case Array(path) => find(filesOf(path), table.name, None).exists(_._1.sizeIs == 1)
-    case Array(_, Metadata) => MetadataTables.names.contains(table.name)
-    case _ => false
-  }
+  override def tableExists(table: Identifier): Boolean =
+    try {
+      loadTable(table)
+      true
+    } catch {
+      case _: NotThereException => false
+    }
 
   override def loadTable(table: Identifier): Table = table.namespace match {
     case Array(path) => load(path, table.name, None)
@@ -102,12 +104,12 @@ final class StateCatalog extends TableCatalog {
       case Some((Seq(RowsPlace(operator, _, _, Some(options))), found)) =>
         files.stateReader(operator, options, found)
       case Some((Seq(_), _)) =>
-        throw refused(
+        throw new NotThereException(
           "[invalid-argument] Spark's state reader does not show what Spark keeps beside state " +
             s"variables: table=$name. To fix: use `statestore sql`, which does")
       case Some((several, found)) =>
         val known = several.map(files.addressesAt(found).of)
-        throw refused(
+        throw new NotThereException(
           "[invalid-argument] rows are in several places, and it is not said which are meant: " +
             s"table=$name, known=${known.mkString(", ")}. To fix: name one of these")
       case None =>
@@ -138,7 +140,7 @@ final class StateCatalog extends TableCatalog {
   }
 
   private def noCheckpoint(namespace: Array[String]): Throwable =
-    refused(
+    new NotThereException(
       "[invalid-argument] the name of a table here has the path of a checkpoint: " +
         s"given=${(givenName +: namespace).mkString(".")}. To fix: write " +
         s"$givenName.`PATH`.TABLE, or $givenName.`PATH`.$Metadata.TABLE")
@@ -158,10 +160,10 @@ private object StateCatalog {
   private val Versioned = "(?s)(.+)@([0-9]{1,18})".r
 
   private def filesOf(path: String): CheckpointFiles =
-    new CheckpointFiles(new Path(path), SparkSession.active.sessionState.newHadoopConf())
+    new CheckpointFiles(path, SparkSession.active.sessionState.newHadoopConf())
 
   private def noTable(name: String, known: Seq[String]): Throwable =
-    refused(
+    new NotThereException(
       s"[invalid-argument] there is no table of that name: table=$name, " +
         s"known=${known.mkString(", ")}. To fix: use one of these, in backticks; of an older " +
         "version with VERSION AS OF")

@@ -216,8 +216,12 @@ final class HadoopFiles {
   private def statuses(fileSystem: FileSystem, directory: Path): Array[FileStatus] =
     try fileSystem.listStatus(directory)
     catch { case _: FileNotFoundException => Array.empty }
+}
 
-  private def kindOf(error: Throwable): String = error match {
+/** What a file system's errors are called. */
+object HadoopFiles {
+  /** The kind, of the Python package, of a file system's error. */
+  def kindOf(error: Throwable): String = error match {
     case _: FileNotFoundException => "file-not-found"
     case _: DirectoryGoneException => "directory-gone"
     case _: FileAlreadyExistsException | _: PathIsNotEmptyDirectoryException => "file-exists"
@@ -231,11 +235,10 @@ final class HadoopFiles {
     case _ => "storage"
   }
 
-  private def reasonOf(error: Throwable): String = s"${error.getClass.getSimpleName}: " +
+  /** The first line of an error, behind its class. */
+  def reasonOf(error: Throwable): String = s"${error.getClass.getSimpleName}: " +
     String.valueOf(error.getMessage).linesIterator.nextOption().getOrElse("")
-}
 
-private object HadoopFiles {
   private val BufferBytes = 1 << 16
 
   /** More than there are queries in one JVM. */
