@@ -13,7 +13,7 @@ from statestore.api.checkpoint import Checkpoint, Directory
 from statestore.api.stopping import BY_HAND, checkpoint_of, session_of_driver
 from statestore.core.clock import Clock, SystemClock
 from statestore.core.durations import Duration, require_duration
-from statestore.core.errors import StateStoreError
+from statestore.core.errors import NotFoundError, StateStoreError
 from statestore.io.storage import absolute_uri
 from statestore.operations.upkeep.retained_savepoints import Retention
 
@@ -98,10 +98,14 @@ class Every:
     def due_in_ms(self, checkpoint: Checkpoint) -> int:
         """Return milliseconds until a savepoint is due, 0 where there is none yet.
 
-        One whose time is still to come, by a clock that was wrong, is none.
+        One whose time is still to come, by a clock that was wrong, is none. One of a checkpoint
+        that is not there is due: the attempt says so in its status.
         """
         now_ms = self._clock.now_ms()
-        taken = [one.info.created_ms for one in checkpoint.savepoints(self._destination)]
+        try:
+            taken = [one.info.created_ms for one in checkpoint.savepoints(self._destination)]
+        except NotFoundError:
+            return 0
         newest_ms = max((each for each in taken if each <= now_ms), default=None)
         return 0 if newest_ms is None else max(0, newest_ms + self.interval_ms - now_ms)
 

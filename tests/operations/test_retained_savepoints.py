@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from random import Random
+from uuid import UUID
 
 import pytest
 
@@ -359,6 +361,36 @@ def test_status_of_somebody_else_stays(tmp_path):
                 Checkpoint(query.path).retain_savepoint(tmp_path / "kept", dry_run=dry_run)
         assert [one.name for one in (tmp_path / "kept").iterdir()] == ["status.json"]
         assert (tmp_path / "kept" / "status.json").read_text() == text
+
+
+def test_status_says_that_the_checkpoint_is_gone(tmp_path):
+    """Catches a status that goes on saying that all is well, and one of another query replaced."""
+    query, other = make_query(tmp_path / "query"), make_query(tmp_path / "other")
+    (tmp_path / "other" / "metadata").write_text(json.dumps({"id": str(UUID(int=7))}))
+    kept, clock = str(tmp_path / "kept"), ManualClock(START_MS)
+
+    def status():
+        return json.loads((tmp_path / "kept" / "status.json").read_text())
+
+    taken = at(query.path, clock=clock).retain_savepoint(at(kept, clock=clock)).taken
+    well = status()
+    clock.advance(HOUR_MS)
+    with pytest.raises(InvalidArgumentError, match="another query"):
+        at(other.path, clock=clock).retain_savepoint(at(kept, clock=clock))
+    shutil.rmtree(query.path)
+    with pytest.raises(NotFoundError):
+        at(query.path, clock=clock).retain_savepoint(at(kept, clock=clock), dry_run=True)
+    assert status() == well
+    every = Every(2 * 3600, kept, clock=clock)
+    assert every.due_in_ms(Checkpoint(query.path)) == 0
+
+    with pytest.raises(NotFoundError) as raised:
+        at(query.path, clock=clock).retain_savepoint(at(kept, clock=clock))
+
+    attempt = {"attempted_ms": START_MS + HOUR_MS, "error": str(raised.value)}
+    assert status() == {**well, **attempt, "taken": None}
+    assert status()["newest"] == taken
+    assert Savepoint(taken).verify().findings == ()
 
 
 def test_two_savepoints_of_one_second_have_names_of_their_own(tmp_path):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, ClassVar
 
 from statestore.checkpoint.query_log import read_text, write_text
@@ -167,7 +169,12 @@ def retain_savepoint(
         progress: As `take_savepoint`.
     """
     attempt = _Attempt(place, directory, retention)
-    attempt.check()
+    try:
+        attempt.check()
+    except StateStoreError as error:
+        if not dry_run:
+            attempt.renew(str(error))
+        raise
     if dry_run:
         return attempt.plan()
     try:
@@ -295,6 +302,19 @@ class _Attempt:
         except StateStoreError:
             if error is None:
                 raise
+
+    def renew(self, error: str) -> None:
+        """Say in the checkpoint's own status, where there is one, why nothing could be looked at.
+
+        What it says of the savepoints stays. A status that cannot be written is left.
+        """
+        with suppress(StateStoreError, MalformedError), TemporaryDirectory() as fetched:
+            io, path = self._directory.open(fetched)
+            text = read_text(io, f"{path}/{STATUS_NAME}")
+            if parse_fields(text).text("checkpoint") == self._place.uri:
+                attempt = {"attempted_ms": self._now_ms, "error": error}
+                said = {**json.loads(text), **attempt, "taken": None, "deleted": []}
+                write_text(io, f"{path}/{STATUS_NAME}", json.dumps(said, indent=2), overwrite=True)
 
     def _target(self) -> Place:
         """Return the place of a new savepoint, which no other run has."""
