@@ -93,7 +93,7 @@ def list_command(
         print_json({**asdict(info), "versions": listed, "savepoints": found})
         return
     click.echo(
-        f"{info.uri}: {info.backend} backend, {info.num_partitions} state partitions, "
+        f"{info.uri}: {info.kept_as}, {info.num_partitions} state partitions, "
         f"{format_bytes(info.stored_bytes)} of state files"
     )
     if info.query_id is not None:
@@ -166,12 +166,12 @@ def _list_checkpoints(directory: str, found: Sequence[Checkpoint], output: str) 
         if isinstance(info, str)
         else [
             name,
-            info.backend,
+            info.backend if info.savepoint is None else info.savepoint.backend,
             info.newest_version,
             info.num_partitions,
             ", ".join(operator.name for operator in info.operators),
             format_bytes(info.stored_bytes),
-            "running" if info.is_running else None,
+            _now(info),
         ]
         for name, info in named
     ]
@@ -180,6 +180,12 @@ def _list_checkpoints(directory: str, found: Sequence[Checkpoint], output: str) 
     for name, info in named:
         if isinstance(info, str):
             click.echo(f"{name}: {info}")
+
+
+def _now(info: CheckpointInfo) -> str | None:
+    if info.savepoint is not None:
+        return f"{info.savepoint.form} savepoint"
+    return "running" if info.is_running else None
 
 
 def _info_or_problem(one: Checkpoint) -> CheckpointInfo | str:

@@ -100,6 +100,33 @@ def test_wrong_usage_and_refusals_have_a_status_of_their_own(
     assert files_below(query.path) == before
 
 
+@pytest.mark.parametrize("form", ["canonical", "native"])
+def test_list_says_what_a_savepoint_is(tmp_path: Path, form: str) -> None:
+    """Catches a savepoint shown as a checkpoint of the backend that its files happen to have."""
+    made = query_of(tmp_path / "query", num_partitions=2, backend="rocksdb")
+    made.run_batch({"a": "b"})
+    savepoint = tmp_path / "savepoint"
+    assert run("savepoint", made.path, savepoint, "--form", form).exit_code == 0
+
+    of_checkpoint, of_savepoint = (
+        run("list", path).output.splitlines()[0] for path in (made.path, savepoint)
+    )
+    assert of_checkpoint.startswith(f"{made.path}: rocksdb backend, 2 state partitions, ")
+    said = f"{savepoint}: {form} savepoint of the rocksdb backend, 2 state partitions, "
+    assert of_savepoint.startswith(said)
+    header, query, other = run("list", tmp_path).output.splitlines()[1:4]
+    assert header.split()[-1] == "now"
+    assert query.split()[:2] == ["query", "rocksdb"]
+    assert other.split()[:2] == ["savepoint", "rocksdb"]
+    assert (query[-1], other.endswith(f"  {form} savepoint")) == ("-", True)
+    listed = json.loads(run("list", savepoint, "--output", "json").output)
+    assert listed["savepoint"]["form"] == form
+    (savepoint / "metadata").write_text('{"statestore": {"savepoint": {"form": "other"}}}')
+    damaged = run("list", savepoint)
+    assert damaged.exit_code == 0, damaged.output
+    assert " savepoint of " not in damaged.output
+
+
 def test_savepoints_are_kept_by_a_scheduler(tmp_path: Path, query: MadeCheckpoint) -> None:
     """Catches an exit status by which a scheduler does not see what happened."""
     command, kept = ("savepoint", query.path, tmp_path / "kept"), tmp_path / "kept"

@@ -17,6 +17,8 @@ from statestore.codec.commit_times import CommitTimes
 from statestore.codec.joined_trailers import add_counts
 from statestore.codec.references import StoreName
 from statestore.core.errors import (
+    CorruptionError,
+    IncompatibleError,
     NotFoundError,
     StateStoreError,
 )
@@ -29,6 +31,7 @@ from statestore.operations.new_directory import (
     BranchOrigin,
     read_branch_origin,
 )
+from statestore.operations.savepoint.savepoint import SavepointInfo, savepoint_in
 from statestore.operations.states import find_states
 from statestore.operations.store_state import VersionKind
 from statestore.operations.upkeep.expired import is_damage, is_expiry, is_let_go
@@ -119,6 +122,7 @@ class CheckpointInfo:
         query_id: ID of the query; None of a savepoint, and where it was lost.
         query_name: Its name, which only its driver knows: None where none runs, or it has none.
         position: How far the query has read; None before its first batch is committed.
+        savepoint: What a savepoint says of itself; None of a checkpoint.
     """
 
     uri: str
@@ -134,10 +138,18 @@ class CheckpointInfo:
     query_id: str | None = None
     query_name: str | None = None
     position: InputPosition | None = None
+    savepoint: SavepointInfo | None = None
+
+    @property
+    def kept_as(self) -> str:
+        """The backend in words; of a savepoint its form, and the backend it was taken of."""
+        if self.savepoint is None:
+            return f"{self.backend} backend"
+        return f"{self.savepoint.form} savepoint of the {self.savepoint.backend} backend"
 
     def __repr__(self) -> str:
         return (
-            f"<CheckpointInfo {self.uri}: {self.backend} backend, {self.num_partitions} state "
+            f"<CheckpointInfo {self.uri}: {self.kept_as}, {self.num_partitions} state "
             f"partitions, newest version {self.newest_version}, "
             f"{format_bytes(self.stored_bytes)} of state files>"
         )
@@ -177,7 +189,15 @@ def _describe_files(
         query_id=checkpoint.query_id,
         query_name=users.progress.name if users.progress else None,
         position=find_position(checkpoint),
+        savepoint=_savepoint(checkpoint),
     )
+
+
+def _savepoint(checkpoint: OpenCheckpoint) -> SavepointInfo | None:
+    """Return what a savepoint says of itself; None also where that cannot be read."""
+    with suppress(CorruptionError, IncompatibleError):
+        return savepoint_in(checkpoint)
+    return None
 
 
 def list_versions(
