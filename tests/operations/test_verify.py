@@ -18,7 +18,7 @@ from statestore.cli.commands import cli
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.references import StoreName
 from statestore.codec.rows import PUT, Row
-from statestore.core.errors import NotFoundError, StorageError
+from statestore.core.errors import NotFoundError, StateStoreError, StorageError
 from statestore.operations import processes
 from statestore.operations.processes import map_in_processes
 from statestore.testing.checkpoints import MadeCheckpoint
@@ -260,3 +260,25 @@ def test_an_entry_that_is_gone_is_one_finding(tmp_path):
     (finding,) = Checkpoint(made.path).verify().findings
     assert finding.version == 2
     assert "lacks the entry of a batch" in str(finding)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [("form", "sideways", "sideways"), ("version", "three", "three"), ("operators", 7, "7")],
+)
+def test_damaged_descriptor_of_a_savepoint_is_found(tmp_path, field, value, said):
+    """Catches a savepoint that is called whole and cannot be restored."""
+    savepoint = Checkpoint(make_query(tmp_path / "made").path).savepoint(tmp_path / "savepoint")
+    assert savepoint.made.verify(deep=True).findings == ()
+    path = tmp_path / "savepoint" / "metadata"
+    fields = json.loads(path.read_text())
+    (ours,) = (found for found in fields.values() if isinstance(found, dict))
+    ours["savepoint"][field] = value
+    path.write_text(json.dumps(fields))
+
+    (finding,) = savepoint.made.verify().findings
+
+    assert "metadata" in (finding.file or finding.problem)
+    assert said in str(finding)
+    with pytest.raises(StateStoreError):
+        savepoint.made.restore(tmp_path / "restored")

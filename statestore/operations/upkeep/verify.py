@@ -48,6 +48,7 @@ from statestore.operations.processes import (
     place_for_processes,
 )
 from statestore.operations.result import no_progress
+from statestore.operations.savepoint.savepoint import savepoint_in
 from statestore.operations.source_logs import SOURCES, check_sources
 from statestore.operations.states import check_committed, most_rows, state_of
 from statestore.operations.upkeep.expired import (
@@ -209,6 +210,7 @@ class _Verifier:
         try:
             _, savepoint = read_metadata(self._checkpoint.io, self._checkpoint.path)
             self._is_repairable = savepoint is None and not self._is_of_spark
+            savepoint_in(self._checkpoint)
         except (CorruptionError, NotFoundError) as error:
             if versions:
                 self._find(versions[0], None, error, is_recoverable=True)
