@@ -151,7 +151,10 @@ def test_harness_runs_a_processor_as_spark_does_and_drops_what_it_drops(
             for key in ("a", "é")
         ]
 
-    plan = [[rows(10, 20), rows(5, 20, 21, None, 40)], [rows(39, 40, 41), rows(1, 41, 90, 42)]]
+    plan = [
+        [rows(10, 20), rows(5, 20, 21, None, 40)],
+        [rows(39, 40, 41), rows(1, *range(41, 47), 90, 47, 48)],
+    ]
     lane = make_lane(query_of("processor", build, plan))
     for run in lane.query.plan:
         lane.run(*run)
@@ -165,6 +168,19 @@ def test_harness_runs_a_processor_as_spark_does_and_drops_what_it_drops(
         ]
         returned = harness.batch(given, watermark_ms=_watermark_ms(progress))
         assert lane.batches[progress["batchId"]] == sorted(map(repr, map(tuple, returned)))
+
+    assert harness.timers()
+    checkpoint = Checkpoint(lane.checkpoint)
+    begun = [
+        KeyedHarness(Totals(), "key", time_mode="EventTime", event_time="ts", state=state)
+        for state in (checkpoint, checkpoint.savepoint(lane.root / "savepoint").made)
+    ]
+    last = Row(key="a", value=3, at=100_000, ts=datetime.fromtimestamp(100))  # noqa: DTZ006
+    wanted, *found = (
+        (one.timers(), sorted(map(repr, one.batch([last], watermark_ms=10**9))))
+        for one in (harness, *begun)
+    )
+    assert found == [wanted, wanted]
 
 
 @pytest.mark.parametrize(
