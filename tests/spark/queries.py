@@ -123,10 +123,18 @@ WINDOW_APPEND, WINDOW_UPDATE, WINDOW_COMPLETE = (
     single(f"window-{mode}", mode, lambda events: _total(_late(events), _window(), "key"))
     for mode in ("append", "update", "complete")
 )
+EVICTING = {"statefulOperator__incrementalCleanupFactor": "2"}
+"""Rows are evicted while a batch puts others; Spark 4.3 knows the key."""
 WINDOWS = [
     WINDOW_APPEND,
     WINDOW_UPDATE,
     WINDOW_COMPLETE,
+    single(
+        "window-append-evicting",
+        "append",
+        lambda events: _total(_late(events), _window(), "key"),
+        **EVICTING,
+    ),
     single(
         "window-append-format-1",
         "append",
@@ -149,6 +157,12 @@ WATERMARK_DEDUP = single(
 )
 DEDUPS = [
     WATERMARK_DEDUP,
+    single(
+        "dedup-watermark-evicting",
+        "append",
+        lambda events: _late(events).dropDuplicates(["key", "ts"]),
+        **EVICTING,
+    ),
     single("dedup", "append", lambda events: events.dropDuplicates(["key"]), one_input(1, 2)),
     single(
         "dedup-within-watermark",

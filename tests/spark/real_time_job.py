@@ -94,7 +94,12 @@ def _run(lane: RealTimeLane, provider: str) -> None:
     if provider == ROCKSDB:
         own = {**nothing, PROVIDER_CLASS: ROCKSDB}
     other: Conf = {PROVIDER_KEY: FILESYSTEM}
+    evicting = {
+        "spark.sql.streaming.statefulOperator.incrementalCleanupFactor": "2",
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    }
     runs = {
+        "windows": [(MICRO, own | evicting), (REAL, other | evicting)],
         "deduplication": [(MICRO, own), (REAL, other)],
         "aggregation": [(REAL, own), (REAL, nothing), (MICRO, other)],
     }

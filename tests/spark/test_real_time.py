@@ -51,7 +51,7 @@ def start_kafka(start_job: StartJob, kafka_jars: list[Path], kafka: str) -> Star
 
 
 SOME = [("aggregation", FILESYSTEM), ("deduplication", ROCKSDB_BACKEND), ("variables", FILESYSTEM)]
-QUERIES = ("plain", "aggregation", "deduplication", "variables", "timers")
+QUERIES = ("plain", "aggregation", "windows", "deduplication", "variables", "timers")
 EVERY = list(product(QUERIES, (FILESYSTEM, ROCKSDB_BACKEND, HEAP)))
 
 

@@ -7,7 +7,8 @@ import java.util.UUID
 import org.apache.spark.sql.{DataFrame, Encoders, ForeachWriter, Row, SparkSession}
 import org.apache.spark.sql.classic
 import org.apache.spark.sql.execution.streaming.sources.LowLatencyMemoryStream
-import org.apache.spark.sql.functions.{col, count, lit, sum, timestamp_millis}
+import org.apache.spark.sql.functions.{
+  col, count, lit, sum, timestamp_millis, timestamp_seconds, when, window}
 import org.apache.spark.sql.streaming._
 
 /** Counts the rows of a key in a value, sums them in a map, and lists every third one. */
@@ -113,6 +114,7 @@ object MemoryRows {
 }
 
 object RealTimeQueries {
+  private val LastOfFirstRun = 599L
 
   /** What a query returns over rows (key, i), to be written. */
   def over(rows: DataFrame, name: String): DataFrame = {
@@ -124,6 +126,12 @@ object RealTimeQueries {
     name match {
       case "plain" => rows
       case "aggregation" => rows.groupBy("key").agg(count(lit(1)), sum("i"))
+      // All windows but the newest are over when the first rows of a second run come.
+      case "windows" =>
+        val at = when(col("i") < LastOfFirstRun, col("i")).otherwise(10L * LastOfFirstRun)
+        rows.withColumn("at", timestamp_seconds(at)).withWatermark("at", "1 second")
+          .groupBy(window(col("at"), "2 seconds"), col("key")).agg(count(lit(1)), sum("i"))
+          .select("window.start", "key", "count(1)", "sum(i)")
       case "deduplication" => rows.dropDuplicates("key").select("key")
       case "within-watermark" =>
         rows.withColumn("at", timestamp_millis(col("i")))
