@@ -123,18 +123,10 @@ WINDOW_APPEND, WINDOW_UPDATE, WINDOW_COMPLETE = (
     single(f"window-{mode}", mode, lambda events: _total(_late(events), _window(), "key"))
     for mode in ("append", "update", "complete")
 )
-EVICTING = {"statefulOperator__incrementalCleanupFactor": "2"}
-"""Rows are evicted while a batch puts others; Spark 4.3 knows the key."""
 WINDOWS = [
     WINDOW_APPEND,
     WINDOW_UPDATE,
     WINDOW_COMPLETE,
-    single(
-        "window-append-evicting",
-        "append",
-        lambda events: _total(_late(events), _window(), "key"),
-        **EVICTING,
-    ),
     single(
         "window-append-format-1",
         "append",
@@ -157,12 +149,6 @@ WATERMARK_DEDUP = single(
 )
 DEDUPS = [
     WATERMARK_DEDUP,
-    single(
-        "dedup-watermark-evicting",
-        "append",
-        lambda events: _late(events).dropDuplicates(["key", "ts"]),
-        **EVICTING,
-    ),
     single("dedup", "append", lambda events: events.dropDuplicates(["key"]), one_input(1, 2)),
     single(
         "dedup-within-watermark",
@@ -170,6 +156,22 @@ DEDUPS = [
         lambda events: _late(events).dropDuplicatesWithinWatermark(["key"]),
     ),
 ]
+_EVICTING = {"statefulOperator__incrementalCleanupFactor": "2"}
+EVICTING = [
+    single(
+        "window-append-evicting",
+        "append",
+        lambda events: _total(_late(events), _window(), "key"),
+        **_EVICTING,
+    ),
+    single(
+        "dedup-watermark-evicting",
+        "append",
+        lambda events: _late(events).dropDuplicates(["key", "ts"]),
+        **_EVICTING,
+    ),
+]
+"""Rows are evicted while a batch puts others; Spark 4.3 knows the key."""
 LIMITS = [
     single("global-limit", "append", lambda events: events.limit(60), one_input(1, 2)),
 ]
@@ -407,6 +409,7 @@ OPERATORS = [
     SESSION_APPEND,
     SESSION_COMPLETE,
     *DEDUPS,
+    *EVICTING,
     *LIMITS,
     *CHAINS,
     *JOINS,
