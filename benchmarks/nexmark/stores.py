@@ -10,10 +10,10 @@ import pyspark
 from benchmarks.workloads import OUR_ROCKSDB, OURS, STATE_STORE, Provider, find_provider
 
 FORMAT_2 = (f"{STATE_STORE}.checkpointFormatVersion", "2")
-JOINS = (
-    [("spark.sql.streaming.join.stateFormatVersion", "4")]
+JOINS: tuple[tuple[str, str], ...] = (
+    (("spark.sql.streaming.join.stateFormatVersion", "4"),)
     if tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 3)
-    else []
+    else ()
 )
 """The newest state format of joins, which Spark opens to stores of this package from 4.3 on."""
 GIVEN = "given"
@@ -22,7 +22,7 @@ FLOOR = Provider(
     "floor",
     "floor",
     "io.statestore.bench.MapStateStoreProvider",
-    tuple(JOINS),
+    JOINS,
     is_durable=False,
     keeps_state=False,
     has_families=True,

@@ -250,8 +250,10 @@ def savepoint_in(checkpoint: OpenCheckpoint) -> SavepointInfo | None:
         CorruptionError, IncompatibleError, StorageError: As `read_savepoint`.
     """
     with suppress(NotFoundError):
-        if read_metadata(checkpoint.io, checkpoint.path)[1] is not None:
-            return read_savepoint(checkpoint.io, checkpoint.path, checkpoint.uri)
+        _, fields = read_metadata(checkpoint.io, checkpoint.path)
+        if fields is not None:
+            check_finished(fields, checkpoint.uri)
+            return _parse(fields, checkpoint.uri)
     return None
 
 

@@ -210,7 +210,8 @@ class _Verifier:
         try:
             _, savepoint = read_metadata(self._checkpoint.io, self._checkpoint.path)
             self._is_repairable = savepoint is None and not self._is_of_spark
-            savepoint_in(self._checkpoint)
+            if savepoint is not None:
+                savepoint_in(self._checkpoint)
         except (CorruptionError, NotFoundError) as error:
             if versions:
                 self._find(versions[0], None, error, is_recoverable=True)
