@@ -21,6 +21,7 @@ CHECKS = Path(__file__).resolve().parents[2] / "jvm-shim/src/test/scala/io/state
 BATCHES = 300 if IS_LONG else 120
 BATCHES_OF_ROCKSDB = 300 if IS_LONG else 100
 BATCHES_OF_A_CACHE = 150 if IS_LONG else 40
+LIVES_OF_AN_INDEX = 3_000 if IS_LONG else 400
 JVM_FLAGS = tuple(
     f"--add-opens=java.base/{package}=ALL-UNNAMED"
     for package in ("java.nio", "java.lang", "sun.nio.ch")
@@ -74,6 +75,21 @@ def test_view_of_rocksdb_equals_model_when_it_reads_an_older_version(
     assert int(counts["rollBacks"]) > 5, "the run proved nothing about roll-backs"
     assert int(counts["opened"]) > 10, "few versions were opened"
     assert int(counts["followed"]) > 10, "few versions were read with the recent rows"
+
+
+@pytest.mark.timeout(240)
+def test_ordered_index_equals_a_sorted_map_when_operations_are_random(
+    classes: Path, pytestconfig: pytest.Config
+) -> None:
+    """Catches a row that a scan by prefix or range leaves out, shows twice, or out of order.
+
+    Keys begin alike or not, and a bound may be on either side of all of them.
+    """
+    counts = run(classes, "view.SortedAddressesCheck", pytestconfig, LIVES_OF_AN_INDEX)
+
+    assert int(counts["most"]) > 2_000, "no index had several blocks"
+    assert int(counts["shown"]) > 100_000, "the run proved nothing about ranges with rows"
+    assert int(counts["outside"]) > 1_000, "the run proved nothing about bounds outside of all keys"
 
 
 @pytest.mark.timeout(240)

@@ -53,6 +53,45 @@ private[statestore] object RecordOrder {
       Platform.BYTE_ARRAY_OFFSET.toLong,
       bytes.length)
 
+  /** How many bytes two keys begin with alike. */
+  def sharedLength(
+      leftBase: AnyRef,
+      leftAt: Long,
+      leftLen: Int,
+      rightBase: AnyRef,
+      rightAt: Long,
+      rightLen: Int): Int = {
+    val common = math.min(leftLen, rightLen)
+    var i = 0
+    while (i + 8 <= common &&
+      Platform.getLong(leftBase, leftAt + i) == Platform.getLong(rightBase, rightAt + i)) {
+      i += 8
+    }
+    while (i < common &&
+      Platform.getByte(leftBase, leftAt + i) == Platform.getByte(rightBase, rightAt + i)) {
+      i += 1
+    }
+    i
+  }
+
+  /**
+   * The 8 bytes of a key from `from` on, zeros behind its end, as a signed number that sorts as
+   * they do.
+   */
+  def wordAt(base: AnyRef, at: Long, length: Int, from: Int): Long = {
+    var word = 0L
+    if (from + 8 <= length) {
+      word = bigEndian(Platform.getLong(base, at + from))
+    } else {
+      var i = from
+      while (i < length) {
+        word |= (Platform.getByte(base, at + i) & 0xffL) << (56 - ((i - from) << 3))
+        i += 1
+      }
+    }
+    word ^ Long.MinValue
+  }
+
   /** A word read from memory as the number whose unsigned order is that of its bytes. */
   @inline def bigEndian(word: Long): Long =
     if (LittleEndian) java.lang.Long.reverseBytes(word) else word

@@ -1,7 +1,5 @@
 package io.statestore.view
 
-import org.apache.spark.unsafe.Platform
-
 /**
  * Overlay records in the order of state files: by rank of the key group, column family, key bytes;
  * or without the first. A prefix is `rank << 16 | column family`.
@@ -57,7 +55,12 @@ private[statestore] object SortedRecords {
     val shared = sharedLength(pages, items.addresses, count)
     var i = 0
     while (i < count) {
-      items.words(i) = wordAt(pages, items.addresses(i), shared)
+      val address = items.addresses(i)
+      items.words(i) = RecordOrder.wordAt(
+        pages.base(address),
+        pages.keyOffset(address),
+        pages.keyLength(address),
+        shared)
       i += 1
     }
   }
@@ -102,34 +105,11 @@ private[statestore] object SortedRecords {
       val address = addresses(i)
       val base = pages.base(address)
       val at = pages.keyOffset(address)
-      val limit = math.min(shared, pages.keyLength(address))
-      shared = 0
-      while (shared + 8 <= limit &&
-        Platform.getLong(base, at + shared) == Platform.getLong(firstBase, firstAt + shared)) {
-        shared += 8
-      }
-      while (shared < limit &&
-        Platform.getByte(base, at + shared) == Platform.getByte(firstBase, firstAt + shared)) {
-        shared += 1
-      }
+      val length = pages.keyLength(address)
+      shared = RecordOrder.sharedLength(base, at, length, firstBase, firstAt, shared)
       i += 1
     }
     shared
-  }
-
-  /** The 8 bytes of a key from `from` on, zeros behind its end. */
-  private def wordAt(pages: RecordPages, address: Int, from: Int): Long = {
-    val end = RecordPages.padded(pages.keyLength(address))
-    val word =
-      if (end == 0) {
-        0L
-      } else {
-        val over = math.max(0, from + 8 - end)
-        val at = pages.keyOffset(address) + from - over
-        val bytes = RecordOrder.bigEndian(Platform.getLong(pages.base(address), at))
-        if (over < 8) bytes << (over * 8) else 0L
-      }
-    word ^ Long.MinValue
   }
 
   private def sortByRank(items: Items, count: Int, maxParallelism: Int): Items = {

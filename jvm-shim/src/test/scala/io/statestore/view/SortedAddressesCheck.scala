@@ -1,0 +1,131 @@
+package io.statestore.view
+
+import java.util.{Arrays, TreeMap}
+
+import scala.jdk.CollectionConverters._
+import scala.util.Random
+
+import org.apache.spark.unsafe.Platform
+
+/**
+ * Random inserts, removals, replacements and ranges on an ordered index against a `TreeMap`. Keys
+ * of a life begin alike, are of few different bytes or of any, and of several lengths; a rare one
+ * begins otherwise, and bounds are anything. Run with a seed and a number of lives; exits non-zero
+ * at the first difference.
+ */
+object SortedAddressesCheck {
+  private val ArrayStart = Platform.BYTE_ARRAY_OFFSET.toLong
+  private var ranges = 0L
+  private var shown = 0L
+  private var outside = 0L
+  private var emptied = 0L
+  private var most = 0
+
+  def main(args: Array[String]): Unit = {
+    val seed = args(0).toLong
+    (0 until args(1).toInt).foreach(life => new Life(new Random(seed * 1000003L + life)).run())
+    println(s"ok seed=$seed ranges=$ranges shown=$shown outside=$outside emptied=$emptied " +
+      s"most=$most")
+  }
+
+  private final class Life(random: Random) {
+    private val pages = new RecordPages
+    private val index = new SortedAddresses(pages)
+    private val model = new TreeMap[Array[Byte], Integer](Arrays.compareUnsigned(_, _))
+    private val prefix = bytes(Seq(0, 0, 3, 8, 9, 17)(random.nextInt(6)), 256)
+    private val lengths = Seq.fill(3)(random.nextInt(24))
+    private val alphabet = Seq(2, 3, 256)(random.nextInt(3))
+    private val outliers = Seq(0, 1, 50)(random.nextInt(3))
+    private val keep = random.nextInt(10)
+
+    def run(): Unit = {
+      val steps = 1 << random.nextInt(14)
+      (0 until steps).foreach { _ =>
+        if (random.nextInt(10) < keep) insert() else change()
+        if (random.nextInt(4) == 0) compareRange()
+        most = math.max(most, model.size)
+      }
+      while (!model.isEmpty) remove(model.firstKey)
+      emptied += 1
+      (0 until 20).foreach { _ => insert(); compareRange() }
+    }
+
+    private def bytes(length: Int, kinds: Int): Array[Byte] = {
+      val step = 255 / (kinds - 1)
+      Array.fill(length)((random.nextInt(kinds) * step).toByte)
+    }
+
+    private def newKey(): Array[Byte] = {
+      val own = bytes(lengths(random.nextInt(lengths.size)), alphabet)
+      if (random.nextInt(1000) < outliers) bytes(random.nextInt(20), 256) else prefix ++ own
+    }
+
+    private def insert(): Unit = {
+      val key = newKey()
+      if (!model.containsKey(key)) {
+        val address = append(key)
+        index.insert(address)
+        model.put(key, address)
+      }
+    }
+
+    private def change(): Unit = if (!model.isEmpty) {
+      val near = model.ceilingKey(newKey())
+      val key = if (near == null) model.lastKey else near
+      if (random.nextInt(3) == 0) {
+        val address = append(key)
+        index.replace(address)
+        model.put(key, address)
+      } else {
+        remove(key)
+      }
+    }
+
+    private def remove(key: Array[Byte]): Unit = {
+      index.remove(append(key))
+      model.remove(key)
+    }
+
+    private def append(key: Array[Byte]): Int =
+      pages.append(RecordPages.Put, key, ArrayStart, key.length, null, 0L, 0)
+
+    /** A key, the beginning of one or more than one, or null. */
+    private def bound(): Array[Byte] = random.nextInt(5) match {
+      case 0 => null
+      case 1 => bytes(random.nextInt(20), 256)
+      case 2 =>
+        val key = newKey()
+        Arrays.copyOf(key, random.nextInt(key.length + 1))
+      case 3 => newKey() ++ bytes(1, 256)
+      case 4 => newKey()
+    }
+
+    private def compareRange(): Unit = {
+      val from = bound()
+      val until = if (from != null && random.nextBoolean()) KeyCodec.afterPrefix(from) else bound()
+      val cursor = index.range(from, until)
+      val found = Iterator.continually(cursor.next()).takeWhile(_ != 0).toVector
+      val expected = rowsBetween(from, until)
+      if (found != expected) {
+        System.err.println(s"range from=${hex(from)} until=${hex(until)}: " +
+          s"${found.size} addresses, expected ${expected.size}, of ${model.size} keys")
+        System.exit(1)
+      }
+      ranges += 1
+      shown += found.size
+      if (found.isEmpty && !model.isEmpty) outside += 1
+    }
+
+    private def rowsBetween(from: Array[Byte], until: Array[Byte]): Vector[Int] = {
+      val above = if (from == null) model else model.tailMap(from, true)
+      val isBelow = (key: Array[Byte]) => until == null || Arrays.compareUnsigned(key, until) < 0
+      above.asScala.iterator
+        .takeWhile { case (key, _) => isBelow(key) }
+        .map(_._2.intValue)
+        .toVector
+    }
+
+    private def hex(key: Array[Byte]): String =
+      if (key == null) "null" else key.map(b => f"${b & 0xff}%02x").mkString
+  }
+}
