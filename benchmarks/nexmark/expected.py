@@ -7,13 +7,13 @@ import json
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple
 from pathlib import Path
 
 import duckdb
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as sf
+from pyspark.sql import SparkSession
 
+from benchmarks.comparison.check import Check, Expected, check_rows
 from benchmarks.datasets import CACHE
 from benchmarks.nexmark.generator import BASE_TIME_MS, event_time_ms
 from benchmarks.nexmark.queries import Query
@@ -22,27 +22,8 @@ WATERMARK_MS, JOIN_MS = 4_000, 1_000
 """The watermark is behind the last event; behind a join in an interval it is behind that, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """How many rows came out, and the sum of a hash of each."""
-
-    rows: int
-    hash: int
-
-
-def checks(of: DataFrame) -> tuple[DataFrame, list[Column]]:
-    """Return rows with columns that no two share, and what makes a `Check` of them."""
-    rows = of.toDF(*(f"c{number}" for number in range(len(of.columns))))
-    # As 32 bits, so that a sum of them fits into a long.
-    hashed = sf.xxhash64(*rows.columns).bitwiseAND(sf.lit(0xFFFFFFFF))
-    return rows, [
-        sf.count(sf.lit(1)).alias("rows"),
-        sf.coalesce(sf.sum(hashed), sf.lit(0)).alias("hash"),
-    ]
-
-
-def expect(spark: SparkSession, query: Query, files: Sequence[Path], num_events: int) -> Check:
-    """Return the check of what a query returns, with all batches together; a batch is a file."""
+def expect(spark: SparkSession, query: Query, files: Sequence[Path], num_events: int) -> Expected:
+    """Return what a query returns, with all batches together; a batch is a file."""
     bounds = f"{query.batch} {query.changed} {num_events}"
     digest = hashlib.sha256(bounds.encode()).hexdigest()[:12]
     kept = CACHE / f"{files[0].parent.name}-{query.name}-{digest}.json"
@@ -50,14 +31,13 @@ def expect(spark: SparkSession, query: Query, files: Sequence[Path], num_events:
         scratch = Path(tempfile.mkdtemp(dir=CACHE))
         try:
             write_expected(query, files, num_events, scratch)
-            rows, made = checks(spark.read.parquet(str(scratch)))
-            found = rows.agg(*made).collect()[0]
+            found = check_rows(spark.read.parquet(str(scratch)))
             staged = scratch / kept.name
-            staged.write_text(json.dumps([found["rows"], found["hash"]]))
+            staged.write_text(json.dumps(astuple(found)))
             staged.replace(kept)
         finally:
             shutil.rmtree(scratch)
-    return Check(*json.loads(kept.read_text()))
+    return Expected(Check(*json.loads(kept.read_text())))
 
 
 def write_expected(query: Query, files: Sequence[Path], num_events: int, directory: Path) -> None:

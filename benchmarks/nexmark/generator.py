@@ -8,18 +8,14 @@ things differ: the random numbers are those of SplitMix64, and strings are cut o
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from benchmarks.datasets import CACHE, FIRST_FILE_TIME_S
+from benchmarks.datasets import made_once, split_mix
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 """One number an event."""
@@ -97,26 +93,11 @@ SCHEMA = (
 def event_files(num_events: int, num_files: int) -> list[Path]:
     """Return the files of the first events, in order; equally many events are in each.
 
-    They are made when they are not there yet.
-
-    Guarantee: the files are complete; a run that dies while making them leaves no half-made set.
+    They are made when they are not there yet. Guarantee: as `made_once`.
     """
-    directory = CACHE / f"nexmark-{num_events}-{num_files}"
-    if not directory.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        staged = Path(tempfile.mkdtemp(dir=CACHE))
-        size = num_events // num_files
-        for number in range(num_files):
-            path = staged / f"{number:06d}.parquet"
-            # Four row groups: Spark splits a file between row groups, so all cores read.
-            table = events(number * size, size)
-            pq.write_table(table, path, row_group_size=-(-size // 4), compression="zstd")
-            os.utime(path, (FIRST_FILE_TIME_S + number, FIRST_FILE_TIME_S + number))
-        try:
-            staged.replace(directory)
-        except OSError:  # another run was faster
-            shutil.rmtree(staged)
-    return sorted(directory.glob("*.parquet"))
+    size = num_events // num_files
+    tables = (events(number * size, size) for number in range(num_files))
+    return made_once(f"nexmark-{num_events}-{num_files}", tables, "zstd")
 
 
 def event_time_ms(number: int) -> int:
@@ -247,11 +228,7 @@ def _draw(number: Numbers, field: int, below: int | Numbers) -> Numbers:
 
 def _random(number: Numbers, field: int) -> npt.NDArray[np.uint64]:
     """Return 64 random bits for a field of each event: a round of SplitMix64."""
-    state = number.astype(np.uint64) * np.uint64(256) + np.uint64(field + 1)
-    state = state * np.uint64(0x9E3779B97F4A7C15)
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
+    return split_mix(number * 256 + field + 1)
 
 
 TEXT = (ord("a") + _draw(np.arange(1 << 20), 0, 26)).astype(np.uint8)

@@ -7,6 +7,12 @@ Spark a watermark of 4 seconds lies on it, as in the reference.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from benchmarks.nexmark.generator import SCHEMA
 
 WATERMARK = "4 seconds"
 LEFT_OUT = "q15 and q16 are left out: they count distinct values, and Spark has no such streams."
@@ -37,6 +43,16 @@ class Query:
     differs: str = AS_WRITTEN
     processor: str = ""
     changed: tuple[str, ...] = ()
+
+    @property
+    def output_mode(self) -> str:
+        """As Spark calls it."""
+        return "update" if self.changed else "append"
+
+    @property
+    def needs_families(self) -> bool:
+        """Whether Spark has it only on a store with column families."""
+        return bool(self.processor)
 
 
 _STATISTICS = """
@@ -242,3 +258,18 @@ def find_query(name: str) -> Query:
             return query
     known = ", ".join(query.name for query in QUERIES)
     raise LookupError(f"no such query: query={name!r}. To fix: use one of {known}")
+
+
+def stream(spark: SparkSession, query: Query, source: Path) -> DataFrame:
+    """Return the results of a query over the files of a directory, one a batch."""
+    events = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(source))
+    timed = events.withWatermark("date_time", WATERMARK)
+    for kind, name in enumerate(("person", "auction", "bid")):
+        of_kind = timed.where(f"event_type = {kind}").select(f"{name}.*", "date_time")
+        of_kind.createOrReplaceTempView(name)
+    rows = spark.sql(query.sql)
+    if not query.processor:
+        return rows
+    jvm: Any = spark._jvm
+    processed = getattr(jvm.io.statestore.bench.NexmarkQueries, query.processor)(rows._jdf)
+    return DataFrame(processed, spark)

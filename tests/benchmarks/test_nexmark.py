@@ -1,42 +1,12 @@
-"""Nexmark: its events, its page, and its queries on each store beside the batch computation."""
+"""Nexmark: its events."""
 
 from __future__ import annotations
-
-import json
-from dataclasses import asdict, replace
 
 import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from benchmarks.nexmark.expected import Check
 from benchmarks.nexmark.generator import EPOCH, FIRST_ID, event_time_ms, events
-from benchmarks.nexmark.queries import QUERIES
-from benchmarks.nexmark.report import Run, plot_runs, read_runs, render
-from benchmarks.nexmark.run import Measured
-from benchmarks.nexmark.stores import STORES
-from benchmarks.processes import run_module
-
-NUM_EVENTS, NUM_FILES = 160_000, 4
-MEASURED = Measured(1_000_000, 50.0, 60.0, 0.0, 400.0, 900.0, 1_000, 2_000_000, Check(7, 8))
-
-
-def run(query, store, cpu_s, call_s=0.0, failure=None):
-    """A run, which took so much CPU."""
-    title = next(one.title for one in STORES if one.id == store)
-    measured = None if failure else replace(MEASURED, cpu_s=cpu_s, call_s=call_s)
-    return Run(0, query, store, title, 5_000_000, 50, 2, "4.3.0", measured, failure)
-
-
-RUNS = [
-    run("q5", "hdfs", 30.0),
-    run("q5", "rocksdb-changelog", 40.0),
-    run("q5", "filesystem", 22.0),
-    run("q5", "floor", 21.0, call_s=1.0),
-    run("q20", "hdfs", 0.0, failure="exit status 1: java.lang.OutOfMemoryError: Java heap space"),
-    run("q20", "filesystem", 50.0),
-    run("q20", "floor", 20.0),
-]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -79,46 +49,3 @@ def test_half_of_the_bids_are_on_a_hot_auction():
 
     assert 0.48 < np.mean(auction % 100 == 0) < 0.53
     assert 0.74 < np.mean(bidder % 100 == 1) < 0.78
-
-
-def test_page_compares_own_cost_with_the_best_store_of_spark(tmp_path):
-    """Catches a floor with the time of its own calls, or a failed run that is shown as a number."""
-    file = tmp_path / "nexmark.jsonl"
-    file.write_text("".join(json.dumps(asdict(one)) + "\n" for one in RUNS))
-
-    page = render(read_runs(file))
-
-    stores = "HDFS-backed | Spark RocksDB + changelog, format 2 | statestore filesystem | floor |"
-    assert f"| query | Spark {stores}" in page
-    assert "| q5 | 30.0 | 40.0 | **22.0** | 20.0 |" in page
-    assert "| q20 |  |  | **50.0** | 20.0 |" in page
-    assert "| q5 | 10.0 s | 0.73 | 0.20 |" in page
-    assert "| q20 |  |  |  |" in page
-    assert "- q20 on Spark HDFS-backed, round 1: exit status 1: java.lang.OutOfMemoryError" in page
-    plot_runs(RUNS, tmp_path / "nexmark.png")
-    assert (tmp_path / "nexmark.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.slow
-@pytest.mark.spark
-@pytest.mark.extended
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("store", STORES, ids=lambda store: store.id)
-def test_rows_of_a_stream_are_those_of_the_batch_computation(store, tmp_path):
-    """Catches a query, a store or a floor that returns other rows, also after a restart."""
-    queries = ",".join(one.name for one in QUERIES if store.has_families or not one.processor)
-    done = run_module(
-        "nexmark",
-        [
-            "--application",
-            f"--events={NUM_EVENTS}",
-            f"--files={NUM_FILES}",
-            f"--queries={queries}",
-            f"--stores={store.id}",
-            f"--work={tmp_path}",
-        ],
-    )
-
-    assert done.failure is None, done.stderr[-2_000:]
-    assert len(done.result) == queries.count(",") + 1
-    assert all(one["check"]["rows"] > 0 for one in done.result)

@@ -10,13 +10,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from benchmarks.comparison.benchmark import Benchmark, Q
+from benchmarks.comparison.check import Check, checks
 from benchmarks.datasets import link_files
-from benchmarks.nexmark.expected import Check, checks
-from benchmarks.nexmark.generator import SCHEMA
-from benchmarks.nexmark.queries import WATERMARK, Query
 from benchmarks.processes import cpu_ms
 from benchmarks.sessions import benchmark_jar, start_session
 from benchmarks.workloads import Provider
@@ -29,10 +28,10 @@ POLL_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one run took; a part of a line of `nexmark.jsonl`.
+    """What one run took; a part of a line of the results.
 
     Attributes:
-        events: Those that were measured, without the warm-up.
+        events: Rows of the input that were measured, without the warm-up.
         wall_s: From the start of the query to its end, of both halves together.
         cpu_s: Of JVM, engines and Python in that time.
         call_s: CPU of it in the calls of the floor, not more than their time; 0 of a store.
@@ -69,7 +68,12 @@ def open_session(store: Provider, jars: Sequence[Path] = ()) -> SparkSession:
 
 
 def run_query(
-    spark: SparkSession, query: Query, files: Sequence[Path], num_events: int, work: Path
+    spark: SparkSession,
+    benchmark: Benchmark[Q],
+    query: Q,
+    files: Sequence[Path],
+    num_rows: int,
+    work: Path,
 ) -> Measured:
     """Run a query over the files, one a batch: some to warm up, then two halves.
 
@@ -78,23 +82,24 @@ def run_query(
 
     Args:
         spark: Of `open_session`.
+        benchmark: Whose query it is.
         query: What to run.
-        files: With equally many events each.
-        num_events: In all files.
+        files: With equally many rows each.
+        num_rows: In all files.
         work: Directory that is not there yet; afterwards holds `source/` and `checkpoint/`.
     """
     warm = max(1, len(files) // WARM_UP_SHARE)
     middle = warm + (len(files) - warm) // 2
-    first, _ = _run_part(spark, query, files[:warm], work)
+    first, _ = _run_part(spark, benchmark, query, files[:warm], work)
     cpu_before = cpu_ms()
-    second, second_s = _run_part(spark, query, files[warm:middle], work)
-    third, third_s = _run_part(spark, query, files[middle:], work)
+    second, second_s = _run_part(spark, benchmark, query, files[warm:middle], work)
+    third, third_s = _run_part(spark, benchmark, query, files[middle:], work)
     cpu_s = (cpu_ms() - cpu_before) / 1000
     measured = second + third
     state = work / "checkpoint" / "state"
     made = [report["observedMetrics"]["check"] for report in first + measured]
     return Measured(
-        events=num_events // len(files) * (len(files) - warm),
+        events=num_rows // len(files) * (len(files) - warm),
         wall_s=second_s.whole + third_s.whole,
         cpu_s=cpu_s,
         call_s=sum(map(_call_nanos, measured)) / 1e9,
@@ -119,14 +124,14 @@ class _Times:
 
 
 def _run_part(
-    spark: SparkSession, query: Query, files: Sequence[Path], work: Path
+    spark: SparkSession, benchmark: Benchmark[Q], query: Q, files: Sequence[Path], work: Path
 ) -> tuple[list[dict[str, Any]], _Times]:
     """Run the query over its next files; return its reports, also of batches without rows."""
     link_files(list(files), work / "source")
     commits = work / "checkpoint" / "commits"
     next_batch = max((int(file.name) for file in commits.glob("[0-9]*")), default=-1) + 1
     began = time.perf_counter()
-    running = start(spark, query, work / "source", work / "checkpoint")
+    running = _start(spark, benchmark, query, work)
     while not (commits / str(next_batch)).exists() and running.isActive:
         time.sleep(POLL_S)
     first_batch = time.perf_counter() - began
@@ -139,32 +144,17 @@ def _run_part(
     return [one for one in reports if one["observedMetrics"]], times
 
 
-def start(spark: SparkSession, query: Query, source: Path, checkpoint: Path) -> StreamingQuery:
+def _start(spark: SparkSession, benchmark: Benchmark[Q], query: Q, work: Path) -> StreamingQuery:
     """Start a query; it ends when it has read what is in the source."""
-    results, made = checks(stream(spark, query, source))
+    results, made = checks(benchmark.stream(spark, query, work / "source"))
     return (
         results.observe("check", *made)
         .writeStream.format("noop")
-        .outputMode("update" if query.changed else "append")
-        .option("checkpointLocation", str(checkpoint))
+        .outputMode(query.output_mode)
+        .option("checkpointLocation", str(work / "checkpoint"))
         .trigger(availableNow=True)
         .start()
     )
-
-
-def stream(spark: SparkSession, query: Query, source: Path) -> DataFrame:
-    """Return the results of a query over the files of a directory, one a batch."""
-    events = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(source))
-    timed = events.withWatermark("date_time", WATERMARK)
-    for kind, name in enumerate(("person", "auction", "bid")):
-        of_kind = timed.where(f"event_type = {kind}").select(f"{name}.*", "date_time")
-        of_kind.createOrReplaceTempView(name)
-    rows = spark.sql(query.sql)
-    if not query.processor:
-        return rows
-    jvm: Any = spark._jvm
-    processed = getattr(jvm.io.statestore.bench.NexmarkQueries, query.processor)(rows._jdf)
-    return DataFrame(processed, spark)
 
 
 def _call_nanos(report: dict[str, Any]) -> int:

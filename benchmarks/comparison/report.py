@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,9 @@ import matplotlib as mpl
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-from benchmarks.nexmark.generator import AUCTIONS, BIDS, PERSONS
-from benchmarks.nexmark.queries import LEFT_OUT, QUERIES
-from benchmarks.nexmark.run import Measured
-from benchmarks.nexmark.stores import FLOOR, STORES
+from benchmarks.comparison.benchmark import Benchmark, Q
+from benchmarks.comparison.run import Measured
+from benchmarks.comparison.stores import FLOOR, STORES
 from benchmarks.plot import COLOURS, FLOOR_COLOUR
 from benchmarks.report import FSYNC_NOTE
 from benchmarks.workloads import find_provider
@@ -24,19 +24,15 @@ from benchmarks.workloads import find_provider
 SPARKS = [store.id for store in STORES if store.keeps_state and not store.is_ours]
 OURS = [store.id for store in STORES if store.is_ours]
 GIVEN_COLOUR = "#4d9a5b"
-HEAD = (
-    f"Nexmark has people, auctions and bids, {PERSONS} : {AUCTIONS} : {BIDS}, and asks for what an"
-    " auction house wants to know. This is it for Spark Structured Streaming. Each query runs on"
-    " each store in a JVM of its own, with local[2], a heap of 4 GiB and 4 state partitions. A"
-    " batch is one file of events, and batches follow each other at once. The sink drops the rows."
-    " One in ten files warms up. Half way the query is started anew from its checkpoint, without"
-    " its stores."
+HOW = (
+    "Each {column} runs on each store in a JVM of its own, with local[2], a heap of 4 GiB and 4"
+    " state partitions. A batch is one file of {rows}, and batches follow each other at once. The"
+    " sink drops the rows. One in ten files warms up. Half way the query is started anew from its"
+    " checkpoint, without its stores."
 )
 VERIFIED = (
-    "All rows that came out of every run were counted and hashed. They are those that DuckDB"
-    " computes over the same files; a run whose rows differ is a failed one."
-    " Joins are in state format 4. The HDFS-backed store has them in 2, the only one it can; so has"
-    " RocksDB without a changelog, since that is its default."
+    "All rows that came out of every run were counted and hashed. They are those that {origin};"
+    " a run whose rows differ is a failed one."
 )
 FLOOR_NOTE = (
     "The *floor* is Spark's own part: a run on a map on the heap, which has all rows and writes"
@@ -46,9 +42,10 @@ FLOOR_NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a query on a store: a line of `nexmark.jsonl`.
+    """One run of a query on a store: a line of the results.
 
-    `cores` are those of the machine; `measured` is None where it failed, with the `failure`.
+    `events` are all rows of the input, `cores` those of the machine; `measured` is
+    None where it failed, with the `failure`.
     """
 
     round: int
@@ -71,7 +68,7 @@ class Run:
 
 
 def read_runs(file: Path) -> list[Run]:
-    """Return the runs of a `nexmark.jsonl`."""
+    """Return the runs of a file of results."""
     runs = []
     for line in file.read_text().splitlines():
         run = json.loads(line)
@@ -85,7 +82,7 @@ class Figures:
 
     def __init__(self, runs: list[Run]) -> None:
         self._runs = runs
-        self.queries = [q.name for q in QUERIES if any(run.query == q.name for run in runs)]
+        self.queries = sorted({run.query for run in runs}, key=_number)
         order = [store.id for store in STORES]
         titles = {run.store: run.title for run in runs}
         self.stores = sorted(titles, key=lambda one: order.index(one) if one in order else -1)
@@ -98,7 +95,7 @@ class Figures:
         return median(values) if values and len(values) == len(runs) else None
 
     def cpu(self, query: str, store: str) -> float | None:
-        """Return the CPU for a million events, in s; of the floor without its own calls."""
+        """Return the CPU for a million rows of input, in s; of the floor without its own calls."""
         return self.of(query, store, lambda m: (m.cpu_s - m.call_s) / m.events * 1e6)
 
     def own(self, query: str, store: str) -> float | None:
@@ -114,35 +111,38 @@ class Figures:
         return min((value for value in found if value is not None), default=None)
 
 
-def render(runs: list[Run]) -> str:
+def render(benchmark: Benchmark[Q], runs: list[Run]) -> str:
     """Return the page: what was measured, how it was asked, and what failed."""
     figures = Figures(runs)
-    first = runs[0]
-    size = f"{first.events:,} events in {first.files} files"
+    first, rows, page = runs[0], benchmark.rows, benchmark.page
+    size = f"{first.events:,} {rows} in {first.files} files"
     rounds = max(run.round for run in runs) + 1
+    column = benchmark.column
     blocks = [
-        "# Nexmark",
-        HEAD,
+        f"# {page.title}",
+        f"{page.about} {HOW.format(column=column, rows=rows)}",
         f"Measured: {size}, Spark {first.spark} on {first.cores} cores, runs of each: {rounds}."
-        f" {VERIFIED}",
+        f" {VERIFIED.format(origin=page.origin)} {page.notes}",
         f"{FLOOR_NOTE} {FSYNC_NOTE}",
-        "![CPU of each query by store](nexmark.png)",
+        f"![CPU of each {column} by store]({benchmark.name}.png)",
         "## CPU",
-        "Seconds of all cores for a million events, JVM, engines and Python together.",
-        _table(figures, figures.cpu, "{:.1f}"),
+        f"Seconds of all cores for a million {rows}, JVM, engines and Python together.",
+        _table(column, figures, figures.cpu, "{:.1f}"),
     ]
     if any(store in figures.stores for store in OURS) and FLOOR.id in figures.stores:
-        blocks += ["## Beside Spark's best store", _ratios(figures)]
+        blocks += ["## Beside Spark's best store", _ratios(benchmark, figures)]
     blocks += [
-        "## Events a second",
+        f"## {rows.capitalize()} a second",
         "Of both halves together, with two starts of the query.",
-        _table(figures, _of(figures, _events_per_s), "{:,.0f}", is_more_better=True),
+        _table(column, figures, _of(figures, _events_per_s), "{:,.0f}", is_more_better=True),
         "## Restart half way",
         "From the start of the query to the end of its first batch, ms.",
-        _table(figures, _of(figures, lambda m: m.restart_ms), "{:,.0f}"),
+        _table(column, figures, _of(figures, lambda m: m.restart_ms), "{:,.0f}"),
         "## State",
         "Files of the checkpoint at the end, in MB; heap keeps them in memory.",
-        _table(figures, _of(figures, lambda m: m.state_bytes / 1e6), "{:,.1f}", has_best=False),
+        _table(
+            column, figures, _of(figures, lambda m: m.state_bytes / 1e6), "{:,.1f}", has_best=False
+        ),
     ]
     failures = [
         f"- {run.query} on {run.title}, round {run.round + 1}: {run.failure}"
@@ -151,9 +151,11 @@ def render(runs: list[Run]) -> str:
     ]
     if failures:
         blocks += ["## Failed", "\n".join(failures)]
-    blocks += ["## The queries", f"{LEFT_OUT} The HDFS-backed store has no transformWithState."]
-    blocks += [_written()]
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join([*blocks, *page.end]) + "\n"
+
+
+def _number(query: str) -> int:
+    return int(re.sub(r"\D", "", query))
 
 
 def _events_per_s(measured: Measured) -> float:
@@ -165,6 +167,7 @@ def _of(figures: Figures, field: Callable[[Measured], float]) -> Callable[[str, 
 
 
 def _table(
+    column: str,
     figures: Figures,
     figure: Callable[[str, str], float | None],
     form: str,
@@ -172,7 +175,7 @@ def _table(
     is_more_better: bool = False,
     has_best: bool = True,
 ) -> str:
-    rows = [["query", *(figures.titles[store] for store in figures.stores)]]
+    rows = [[column, *(figures.titles[store] for store in figures.stores)]]
     for query in figures.queries:
         values = {store: figure(query, store) for store in figures.stores}
         stores = [v for s, v in values.items() if v is not None and s != FLOOR.id]
@@ -186,9 +189,9 @@ def _table(
     return _markdown(rows)
 
 
-def _ratios(figures: Figures) -> str:
+def _ratios(benchmark: Benchmark[Q], figures: Figures) -> str:
     shown = [store for store in OURS if store in figures.stores]
-    header = ["query", "Spark's best, own cost"]
+    header = [benchmark.column, "Spark's best, own cost"]
     for store in shown:
         title = find_provider(store).title.removeprefix("statestore ")
         header += [f"{title}: CPU", f"{title}: own cost"]
@@ -212,26 +215,18 @@ def _ratios(figures: Figures) -> str:
             ratios = all_ratios.get(f"{store} {len(medians)}")
             medians.append(f"{median(ratios):.2f}" if ratios else "")
     explained = (
-        "Ratios, for a million events; below 1 the store is ahead. Spark's best is, of each query,"
-        " the store of Spark that takes least."
+        f"Ratios, for a million {benchmark.rows}; below 1 the store is ahead. Spark's best is, of"
+        f" each {benchmark.column}, the store of Spark that takes least."
     )
     return f"{explained}\n\n{_markdown([*rows, medians])}"
 
 
-def _written() -> str:
-    rows = [["query", "asks for", "in Spark", "differs from the reference"]]
-    rows += [[query.name, query.title, query.written, query.differs] for query in QUERIES]
-    return _markdown(rows)
-
-
 def _markdown(rows: list[list[str]]) -> str:
     lines = [rows[0], ["---"] + ["---:"] * (len(rows[0]) - 1), *rows[1:]]
-    if rows[0][1] == "asks for":
-        lines[1] = ["---"] * len(rows[0])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def plot_runs(runs: list[Run], path: Path) -> None:
+def plot_runs(benchmark: Benchmark[Q], runs: list[Run], path: Path) -> None:
     """Draw the CPU of each query by store, and the floor as a line."""
     figures = Figures(runs)
     stores = [store for store in figures.stores if store != FLOOR.id]
@@ -255,8 +250,9 @@ def plot_runs(runs: list[Run], path: Path) -> None:
             ends = (number - 0.45, number + 0.45)
             axis.hlines(floor, *ends, color=FLOOR_COLOUR, linestyle="--", label=label)
     axis.set_xticks(range(len(figures.queries)), figures.queries)
-    axis.set_ylabel("s of CPU for a million events")
-    axis.set_title("Nexmark: a lower bar is better; no bar: the run failed or cannot be")
+    axis.set_ylabel(f"s of CPU for a million {benchmark.rows}")
+    hint = "a lower bar is better; no bar: the run failed or cannot be"
+    axis.set_title(f"{benchmark.page.title}: {hint}")
     axis.grid(axis="y", color="#e6e6e6")
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)

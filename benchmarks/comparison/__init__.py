@@ -1,0 +1,1 @@
+"""Benchmarks that run queries on every store and compare what each takes and returns."""
