@@ -38,6 +38,7 @@ usage: ./build.sh TARGET [ARGUMENT...]
   bench-growth measure a batch against the number of keys, as tables and lines; goes on where it stopped
   nexmark   the queries of Nexmark on all providers, or on yours (--provider CLASS --jars JAR), rows checked;
             goes on where it stopped
+  shufflebench ShuffleBench's records, rules and consumers, likewise (--rules 1000,1000000)
   bench-real-time measure rows in real-time mode between topics of Kafka, beside Spark's RocksDB
   bench-spark-operations Spark's own benchmark of a store's operations, with this package's stores in it
   chaos     kill, freeze and starve real jobs; every row is counted (--seed, --faults, --minutes)
@@ -310,9 +311,9 @@ case $target in
     jar
     exec $python -m benchmarks.growth "$@"
     ;;
-  nexmark)
+  nexmark | shufflebench)
     jar
-    exec $python -m benchmarks.nexmark "$@"
+    exec $python -m "benchmarks.$target" "$@"
     ;;
   bench-real-time)
     jar

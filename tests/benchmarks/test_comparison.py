@@ -13,6 +13,7 @@ from benchmarks.comparison.run import Measured
 from benchmarks.comparison.stores import STORES
 from benchmarks.nexmark.benchmark import NEXMARK
 from benchmarks.processes import run_module
+from benchmarks.shufflebench.benchmark import SHUFFLEBENCH
 
 NUM_ROWS, NUM_FILES = 160_000, 4
 MEASURED = Measured(1_000_000, 50.0, 60.0, 0.0, 400.0, 900.0, 1_000, 2_000_000, Check(7, 8))
@@ -58,7 +59,7 @@ def test_page_compares_own_cost_with_the_best_store_of_spark(tmp_path):
 @pytest.mark.spark
 @pytest.mark.extended
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("benchmark", [NEXMARK], ids=lambda one: one.name)
+@pytest.mark.parametrize("benchmark", [NEXMARK, SHUFFLEBENCH], ids=lambda one: one.name)
 @pytest.mark.parametrize("store", STORES, ids=lambda one: one.id)
 def test_rows_of_a_stream_are_those_of_the_batch_computation(benchmark, store, tmp_path):
     """Catches a query, a store or a floor that returns other rows, also after a restart."""

@@ -1,0 +1,1 @@
+"""ShuffleBench, which sends records to consumers with state, for Spark Structured Streaming."""
