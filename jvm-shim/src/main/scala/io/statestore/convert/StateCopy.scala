@@ -32,7 +32,6 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
   private[this] val version = request.get("version").asLong
   private[this] val hadoopConf = spark.sessionState.newHadoopConf()
   private[this] val group = UUID.randomUUID().toString
-  private[this] val rows = spark.sparkContext.longAccumulator
   private[this] val tasks = spark.sparkContext.longAccumulator
   hadoopConf.set(StoreContext.NumPartitionsKey, request.get("num_partitions").asText)
   private[this] val sharedHadoopConf =
@@ -54,15 +53,13 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
    *         tells; in checkpoint format v2 `checkpoint_id`. Or `error`, why it failed
    */
   def run(): String = {
-    rows.reset()
     tasks.reset()
-    val (countRows, countTasks) = (rows, tasks)
+    val countTasks = tasks
     val copy = new StoreCopy(source, target, version)
     spark.sparkContext.setJobGroup(group, "convert state", interruptOnCancel = true)
     try {
       val results = spark.sparkContext.parallelize(stores, stores.length).map { store =>
         val result = copy.run(store)
-        countRows.add(result.get("rows").asLong)
         countTasks.add(1L)
         Json.write(result)
       }.collect()
@@ -71,9 +68,6 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
       case NonFatal(e) => Json.write(Json.obj().put("error", StateCopy.reasonOf(e)))
     } finally spark.sparkContext.clearJobGroup()
   }
-
-  /** Rows of the stores that the job is done with. */
-  def rowsDone: Long = rows.value
 
   /** Stores that the job is done with. */
   def storesDone: Long = tasks.value
