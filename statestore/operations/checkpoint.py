@@ -33,11 +33,7 @@ from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
 from statestore.io.guarded import Guard
 from statestore.io.local import named_disk_errors
 from statestore.io.storage import absolute_uri
-from statestore.operations.new_directory import (
-    check_finished,
-    check_of_query,
-    try_read_metadata,
-)
+from statestore.operations.metadata_file import check_finished, check_of_query, try_read_metadata
 from statestore.operations.query_logs import QueryLogs
 from statestore.spark_files.snapshot import SparkFiles
 
@@ -234,7 +230,7 @@ class OpenCheckpoint(QueryLogs):
 
         Raises:
             InvalidArgumentError, NotFoundError, CorruptionError, StorageError: As
-                `new_directory.check_of_query`.
+                `metadata_file.check_of_query`.
         """
         check_of_query(self.io, self.path, self.uri)
 

@@ -37,7 +37,7 @@ from statestore.core.errors import NotFoundError
 from statestore.core.ids import RandomIds
 from statestore.io.local import named_errors
 from statestore.io.storage import hadoop_uri
-from statestore.operations.new_directory import METADATA_NAME, read_metadata
+from statestore.operations.metadata_file import METADATA_NAME, read_metadata
 from statestore.operations.source_logs import check_sources
 from statestore.operations.states import check_committed
 

@@ -24,7 +24,8 @@ from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS, SPARK_PROVIDE
 from statestore.core.text import format_table
 from statestore.operations.batches import read_own_batch
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
-from statestore.operations.new_directory import check_target, read_metadata
+from statestore.operations.metadata_file import read_metadata
+from statestore.operations.new_directory import check_target
 from statestore.operations.result import Change, Made, NewDirectoryResult
 from statestore.operations.states import find_states
 

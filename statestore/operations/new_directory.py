@@ -1,37 +1,29 @@
 """A new checkpoint or savepoint while it is written: nobody takes it for whole before it is.
 
-Spark keeps the query's ID in the file `metadata` and refuses to start where that has none. So it is
-written first, saying what is under way, and last, with what makes the directory whole. A directory
-that was begun and not finished is cleared by the same operation when it is done again, and by no
-other.
+Its `metadata` is written first, saying which operation is under way, and last, with the text that
+makes the directory whole. A directory that was begun and not finished is cleared by the same
+operation when it is done again, and by no other.
 """
 
 from __future__ import annotations
 
-import json
 import posixpath
-import re
-import shlex
 import shutil
 import tempfile
-import uuid
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import lease_directory
 from statestore.checkpoint.query_log import read_text, write_text
 from statestore.core.errors import (
-    CorruptionError,
     FencedError,
     InvalidArgumentError,
     NotFoundError,
     StateStoreError,
     StorageError,
 )
-from statestore.core.json_fields import MalformedError, parse_fields
-from statestore.core.version import WRITER
 from statestore.io.local import (
     TEMPORARY_PREFIX,
     LocalFileIO,
@@ -39,159 +31,25 @@ from statestore.io.local import (
     named_errors,
 )
 from statestore.io.storage import absolute_uri, is_within
+from statestore.operations.metadata_file import (
+    DELETE,
+    METADATA_NAME,
+    mark_unfinished,
+    try_read_metadata,
+    unfinished_metadata,
+    unfinished_operation,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from statestore.core.clock import Clock
     from statestore.core.ids import IdSource
-    from statestore.io.file_io import FileInfo, FileIO, TreeFileIO
+    from statestore.io.file_io import FileInfo, TreeFileIO
     from statestore.io.place import Place
 
-METADATA_NAME = "metadata"
-QUERY_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-"""A UUID, as Spark writes it."""
-_KEY = "statestore"
-_UNFINISHED = "unfinished"
-_DELETE = "delete"
-"""What is under way in a savepoint that goes."""
-_BRANCH_OF = "branch_of"
-_SHOWN_BYTES = 64
-_MAX_BYTES = 64 * 1024
 _CLEARINGS = 10
 _BETWEEN_CLEARINGS_MS = 100
-
-
-def metadata_fields(**fields: object) -> str:
-    """Return the text of a `metadata` file that is ours; Spark finds no query ID in it."""
-    head: dict[str, object] = {"writer": WRITER}
-    return json.dumps({_KEY: head | fields}, indent=2)
-
-
-@dataclass(frozen=True, slots=True)
-class BranchOrigin:
-    """What a branch was made of, as its `metadata` tells beside the query ID that Spark reads.
-
-    Attributes:
-        checkpoint: Where that was, a URI.
-        query_id: Its query's ID; empty where it had none.
-        version: The version that the branch began with.
-    """
-
-    checkpoint: str
-    query_id: str
-    version: int
-
-
-def query_metadata(query_id: str, branch_of: BranchOrigin | None = None) -> str:
-    """Return the text of Spark's `metadata`, which reads nothing but the ID."""
-    fields: dict[str, object] = {"id": query_id}
-    if branch_of is not None:
-        fields[_BRANCH_OF] = asdict(branch_of)
-    return json.dumps(fields, separators=(",", ":"))
-
-
-def read_branch_origin(io: FileIO, directory: str) -> BranchOrigin | None:
-    """Return what a checkpoint is a branch of; None where it is none, or does not tell.
-
-    Raises:
-        StorageError: The storage failed.
-    """
-    try:
-        data, _ = io.read_tail(f"{directory}/{METADATA_NAME}", _MAX_BYTES)
-        found = parse_fields(data)
-        if not found.has(_BRANCH_OF):
-            return None
-        fields = found.object(_BRANCH_OF)
-        return BranchOrigin(
-            fields.text("checkpoint"), fields.text("query_id"), fields.integer("version", 1)
-        )
-    except (NotFoundError, MalformedError):
-        return None
-
-
-def new_query_id(ids: IdSource) -> str:
-    """Return an ID that no query has had."""
-    return str(uuid.UUID(hex=ids.new_id()))
-
-
-def read_metadata(io: FileIO, directory: str) -> tuple[str | None, dict[str, Any] | None]:
-    """Return the query ID in a directory's `metadata`, or what is there of ours.
-
-    Raises:
-        NotFoundError: There is no `metadata`: Spark starts the query under a new ID.
-        CorruptionError: It has neither, or no ID that Spark takes.
-        StorageError: The storage failed.
-    """
-    path = f"{directory}/{METADATA_NAME}"
-    data, _ = io.read_tail(path, _MAX_BYTES)
-    try:
-        fields = parse_fields(data)
-        if fields.has(_KEY):
-            return None, fields.object(_KEY).all
-        return fields.text("id", QUERY_ID), None
-    except MalformedError as error:
-        raise CorruptionError(
-            "the file with the ID of the query, or that describes a savepoint, is damaged",
-            file=path,
-            offset=0,
-            expected='{"id":"<UUID>"}, or the descriptor of a savepoint',
-            found=data[:_SHOWN_BYTES],
-            to_fix="put the file back from a copy; of a query it can also be deleted: it then "
-            "starts under a new ID, as another query to its sinks",
-        ) from error
-
-
-def try_read_metadata(io: FileIO, directory: str) -> tuple[str | None, dict[str, Any] | None]:
-    """Return what `read_metadata` does; None for both where the file is missing or damaged.
-
-    Raises:
-        StorageError: The storage failed.
-    """
-    with suppress(NotFoundError, CorruptionError):
-        return read_metadata(io, directory)
-    return None, None
-
-
-def check_finished(fields: dict[str, Any] | None, uri: str) -> None:
-    """Check that a directory is not one that was begun and not finished.
-
-    Raises:
-        NotFoundError: It is (kind unfinished-operation).
-    """
-    if fields and _UNFINISHED in fields:
-        operation = fields[_UNFINISHED]
-        raise NotFoundError(
-            "the directory was begun and not finished",
-            kind="unfinished-operation",
-            directory=uri,
-            operation=operation,
-            to_fix="delete the rest of it, unless somebody is deleting it now"
-            if operation == _DELETE
-            else "wait for that command, or repeat it when it was killed: it begins anew",
-        )
-
-
-def unfinished_operation(io: FileIO, directory: str) -> str | None:
-    """Return the operation that began a directory and did not finish it, None for no such one.
-
-    Raises:
-        StorageError: The storage failed.
-    """
-    _, fields = try_read_metadata(io, directory)
-    return None if fields is None else fields.get(_UNFINISHED)
-
-
-def mark_unfinished(io: TreeFileIO, directory: str, operation: str) -> None:
-    """Have a whole directory say that an operation began it: it is that operation's to clear.
-
-    Guarantee: on return no query starts from it, and it is no savepoint, durably.
-
-    Raises:
-        StorageError: The storage failed.
-    """
-    mark = metadata_fields(**{_UNFINISHED: operation})
-    write_text(io, f"{directory}/{METADATA_NAME}", mark, overwrite=True)
 
 
 def delete_directory(io: TreeFileIO, directory: str) -> None:
@@ -203,34 +61,9 @@ def delete_directory(io: TreeFileIO, directory: str) -> None:
     Raises:
         StorageError: The storage failed.
     """
-    mark_unfinished(io, directory, _DELETE)
+    mark_unfinished(io, directory, DELETE)
     _clear_once(io, directory)
     io.delete_tree(directory)
-
-
-def check_of_query(io: FileIO, directory: str, uri: str) -> None:
-    """Check that a directory is a query's checkpoint: neither a savepoint nor unfinished.
-
-    A savepoint is the user's, and as it was taken: operations on a checkpoint do not change it, nor
-    does a query start from what they make of it.
-
-    Raises:
-        InvalidArgumentError: It is a savepoint.
-        NotFoundError: As `check_finished`.
-        CorruptionError: `metadata` is damaged, so nothing tells which it is.
-        StorageError: The storage failed.
-    """
-    fields = None
-    with suppress(NotFoundError):
-        _, fields = read_metadata(io, directory)
-    check_finished(fields, uri)
-    if fields is not None:
-        raise InvalidArgumentError(
-            "the directory is a savepoint, not the checkpoint of a query",
-            directory=uri,
-            to_fix=f"restore it first, with `statestore restore {shlex.quote(uri)} CHECKPOINT`, "
-            "and name that checkpoint",
-        )
 
 
 @dataclass(frozen=True)
@@ -313,7 +146,7 @@ def begin_directory(place: Place, operation: str, source: str) -> Iterator[NewDi
         Path(f"{work}/fetched").mkdir()
         io, path = place.open(f"{work}/fetched")
         was_begun = check_new(io, path, uri, operation, source)
-        mark = metadata_fields(**{_UNFINISHED: operation, "attempt": ids.new_id()})
+        mark = unfinished_metadata(operation, attempt=ids.new_id())
         io.make_directory(path)
         try:
             write_text(io, f"{path}/{METADATA_NAME}", mark, overwrite=was_begun)
@@ -396,18 +229,18 @@ def check_new(io: TreeFileIO, path: str, uri: str, operation: str, source: str) 
             source, or in another checkpoint; or no directory can be made there.
         StorageError: The storage failed.
     """
-    _, fields = try_read_metadata(io, path)
-    if fields is not None and _UNFINISHED in fields:
-        if fields[_UNFINISHED] == operation:
-            check_apart(uri, source)
-            return True
+    begun = unfinished_operation(io, path)
+    if begun == operation:
+        check_apart(uri, source)
+        return True
+    if begun is not None:
         raise InvalidArgumentError(
             "another operation began the directory and did not finish it",
             kind="unfinished-operation",
             directory=uri,
-            begun=fields[_UNFINISHED],
+            begun=begun,
             asked=operation,
-            to_fix=f"let the {fields[_UNFINISHED]} end, or delete the directory when it was killed "
+            to_fix=f"let the {begun} end, or delete the directory when it was killed "
             "and is not to be done again",
         )
     for info in _files(io, path):

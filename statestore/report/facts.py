@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from statestore.checkpoint.history import HistoryEntry
     from statestore.codec.commit_times import MemoryUse
-    from statestore.operations.new_directory import BranchOrigin
+    from statestore.operations.metadata_file import BranchOrigin
     from statestore.operations.savepoint.find import FoundBranch, FoundSavepoint
     from statestore.operations.upkeep.query_info import QueryInfo
     from statestore.operations.upkeep.survey import VersionInfo

@@ -38,7 +38,8 @@ from statestore.operations.conversion import (
 )
 from statestore.operations.copying import begin_history
 from statestore.operations.in_use import require_not_in_use, require_same_batches
-from statestore.operations.new_directory import METADATA_NAME, begin_directory
+from statestore.operations.metadata_file import METADATA_NAME
+from statestore.operations.new_directory import begin_directory
 from statestore.operations.result import no_progress
 from statestore.spark.connect import require_driver
 from statestore.spark.driver_files import DriverFiles

@@ -14,7 +14,7 @@ import numpy as np
 from statestore import Checkpoint, StateStoreError
 from statestore.core.errors import KINDS
 from statestore.io.local import LocalFileIO
-from statestore.operations.new_directory import unfinished_operation
+from statestore.operations.metadata_file import unfinished_operation
 from tests.lives import ProblemError
 
 from .all_operators import make_operator

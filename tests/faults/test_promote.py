@@ -25,7 +25,7 @@ from statestore.io import storage
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.in_use import exclusive_use
-from statestore.operations.new_directory import unfinished_operation
+from statestore.operations.metadata_file import unfinished_operation
 from statestore.operations.trial import replacing
 from statestore.operations.trial.record import (
     HISTORY,

@@ -17,7 +17,7 @@ from statestore.core.options import StateStoreOptions
 from statestore.io import s3_client
 from statestore.io.s3 import S3FileIO
 from statestore.io.s3_settings import S3Settings
-from statestore.operations.new_directory import unfinished_operation
+from statestore.operations.metadata_file import unfinished_operation
 from statestore.operations.trial.record import read_record, write_record
 from statestore.testing.checkpoints import read_checkpoint
 from tests.faults.steps import processes

@@ -40,7 +40,7 @@ from statestore.core.key_groups import MAX_PARALLELISM_LIMIT, KeyGroupSet
 from statestore.io.memory import MemoryFileIO
 from statestore.io.place import Place
 from statestore.operations.checkpoint import OpenCheckpoint
-from statestore.operations.new_directory import check_of_query
+from statestore.operations.metadata_file import check_of_query
 from statestore.operations.rescale.rescale import check_rescalable
 from statestore.operations.savepoint.savepoint import read_savepoint
 from tests.golden.row_cases import ROWS_PATH

@@ -16,7 +16,7 @@ from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
 from statestore.io.memory import MemoryFileIO
 from statestore.operations.checkpoint import OpenCheckpoint, open_checkpoint
 from statestore.operations.conversion import decide_convert
-from statestore.operations.new_directory import metadata_fields
+from statestore.operations.metadata_file import metadata_fields
 from statestore.testing.checkpoints import QUERY_ID, MadeCheckpoint
 from statestore.testing.stores import OPERATORS
 from tests.checkpoints import AGGREGATION, GLOBAL_LIMIT, JOIN, query_of

@@ -15,7 +15,8 @@ from statestore.core.options import StateStoreOptions
 from statestore.io.memory import MemoryFileIO
 from statestore.io.storage import is_within, resolve_path
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.new_directory import begin_directory, metadata_fields
+from statestore.operations.metadata_file import metadata_fields
+from statestore.operations.new_directory import begin_directory
 from statestore.operations.savepoint.savepoint import open_savepoint
 from statestore.testing.fault_io import Fault, FaultFileIO
 from tests.checkpoints import OPTIONS, files_below, make_query, read_rows, restore

@@ -23,7 +23,7 @@ from statestore.core.ids import RandomIds
 from statestore.core.options import StateStoreOptions
 from statestore.core.process import find_process
 from statestore.io.local import LocalFileIO
-from statestore.operations.new_directory import read_metadata
+from statestore.operations.metadata_file import read_metadata
 from statestore.testing.checkpoints import QUERY_ID
 from tests.checkpoints import (
     AGGREGATION,

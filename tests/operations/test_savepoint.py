@@ -18,7 +18,7 @@ from statestore.core.errors import (
 from statestore.core.options import StateStoreOptions
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.new_directory import metadata_fields
+from statestore.operations.metadata_file import metadata_fields
 from statestore.operations.savepoint.branch import decide_branch
 from statestore.operations.savepoint.savepoint import open_savepoint
 from statestore.testing.checkpoints import QUERY_ID

@@ -25,7 +25,7 @@ from statestore.core.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
-from statestore.operations.new_directory import metadata_fields
+from statestore.operations.metadata_file import metadata_fields
 
 from .conftest import EXTENDED, OURS, MakeLane
 from .harness import (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.providers import IN_DRIVER_MEMORY
 from statestore.operations.copying import Copy, same_shape, source_of
-from statestore.operations.new_directory import BranchOrigin, new_query_id, query_metadata
+from statestore.operations.metadata_file import BranchOrigin, new_query_id, query_metadata
 from statestore.operations.passes import Linked
 
 if TYPE_CHECKING:

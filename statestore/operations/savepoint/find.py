@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 from statestore.io.storage import absolute_uri
-from statestore.operations.new_directory import read_branch_origin, try_read_metadata
+from statestore.operations.metadata_file import read_branch_origin, try_read_metadata
 from statestore.operations.savepoint.savepoint import SavepointInfo, read_savepoint
 
 if TYPE_CHECKING:

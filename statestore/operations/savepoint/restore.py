@@ -15,7 +15,8 @@ from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS, SPARK_PROVIDE
 from statestore.io.storage import is_within
 from statestore.operations.copying import Copy, source_of
 from statestore.operations.in_use import require_not_in_use, same_batches
-from statestore.operations.new_directory import new_query_id, not_apart, query_metadata
+from statestore.operations.metadata_file import new_query_id, query_metadata
+from statestore.operations.new_directory import not_apart
 from statestore.operations.operator_map import OperatorMap
 from statestore.operations.passes import Copied, Dealt, Linked, Rehashed
 from statestore.operations.savepoint.from_spark import FromSpark, find_spark_states

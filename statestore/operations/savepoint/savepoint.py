@@ -27,7 +27,7 @@ from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
 from statestore.core.text import Told, format_bytes, format_time, to_time
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.copying import Copy, MadeFiles, same_shape, source_of
-from statestore.operations.new_directory import (
+from statestore.operations.metadata_file import (
     QUERY_ID,
     check_finished,
     metadata_fields,

@@ -30,7 +30,7 @@ from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.committed_version import find_version
 from statestore.operations.copying import same_shape
 from statestore.operations.in_use import exclusive_directory, exclusive_use, require_not_in_use
-from statestore.operations.new_directory import (
+from statestore.operations.metadata_file import (
     mark_unfinished,
     new_query_id,
     query_metadata,

@@ -26,12 +26,8 @@ from statestore.core.errors import (
 from statestore.core.json_fields import MalformedError, parse_fields
 from statestore.core.text import format_bytes, format_fields
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.new_directory import (
-    check_beside,
-    delete_directory,
-    try_read_metadata,
-    unfinished_operation,
-)
+from statestore.operations.metadata_file import try_read_metadata, unfinished_operation
+from statestore.operations.new_directory import check_beside, delete_directory
 from statestore.operations.result import Change, Result
 from statestore.operations.savepoint.find import FoundSavepoint
 from statestore.operations.savepoint.savepoint import (

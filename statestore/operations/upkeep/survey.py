@@ -27,10 +27,7 @@ from statestore.core.text import format_bytes, to_time
 from statestore.operations.batches import read_own_batch
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, OpenCheckpoint
 from statestore.operations.in_use import find_users
-from statestore.operations.new_directory import (
-    BranchOrigin,
-    read_branch_origin,
-)
+from statestore.operations.metadata_file import BranchOrigin, read_branch_origin
 from statestore.operations.savepoint.savepoint import SavepointInfo, savepoint_in
 from statestore.operations.states import find_states
 from statestore.operations.store_state import VersionKind

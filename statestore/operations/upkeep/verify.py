@@ -41,7 +41,7 @@ from statestore.io.local import named_errors
 from statestore.operations import spark_states
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, OpenCheckpoint, open_checkpoint
 from statestore.operations.conversion import schemas_of
-from statestore.operations.new_directory import read_metadata
+from statestore.operations.metadata_file import read_metadata
 from statestore.operations.processes import (
     map_in_processes,
     num_processes,

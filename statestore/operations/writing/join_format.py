@@ -42,7 +42,7 @@ from statestore.io.storage import hadoop_uri
 from statestore.operations.conversion import schemas_of
 from statestore.operations.copy_result import FamilyChange
 from statestore.operations.full_state import MAX_STATES_AT_ONCE, StateWriter
-from statestore.operations.new_directory import new_query_id
+from statestore.operations.metadata_file import new_query_id
 from statestore.operations.operator_map import JOIN_OPERATOR, JOIN_STORES
 from statestore.operations.passes import Pass
 from statestore.operations.states import read_rows
