@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from statestore.io.shim_jar import find_jar
@@ -102,7 +103,7 @@ class Attack(Lives):
                 plan = make_plan(self.arguments.seed, number, **bug.wanted)
                 life = Life(plan, self._spark, root, self._filler, name)
                 with bug.planted_here():
-                    failure = failure_of(lambda life=life: life.run(lambda: False))
+                    failure = failure_of(partial(life.run, lambda: False))
                 say("\n".join(f"  {line}" for line in [f"life {number}", *life.story]))
                 shutil.rmtree(root)
                 if failure:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import rocksdict
 import zstandard
@@ -62,9 +62,8 @@ def _table(data: bytes) -> Iterator[bytes]:
         database = rocksdict.Rdict(f"{work}/database", rocksdict.Options(raw_mode=True))
         try:
             database.ingest_external_file([str(file)])
-            for key, value in database.items():
-                yield bytes(key)
-                yield bytes(value)
+            for row in cast("Iterator[tuple[bytes, bytes]]", database.items()):
+                yield from row
         finally:
             database.close()
 

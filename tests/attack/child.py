@@ -14,8 +14,9 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -97,6 +98,7 @@ class Child:
         self._connection, theirs = _context.Pipe()
         self._process = _context.Process(target=_run, args=(call, disturbance, at, bug, theirs))
         self._process.start()
+        self._pid = cast("int", self._process.pid)
         theirs.close()
 
     def end(
@@ -134,7 +136,7 @@ class Child:
             if self._connection.poll(POLL_S):
                 return False
             try:
-                stat = Path(f"/proc/{self._process.pid}/stat").read_bytes()
+                stat = Path(f"/proc/{self._pid}/stat").read_bytes()
             except OSError:
                 return False
             if stat.rpartition(b")")[2].split()[0] == b"T":
@@ -147,7 +149,7 @@ class Child:
 
     def go_on(self) -> None:
         """Let it go on when it has stopped itself."""
-        os.kill(self._process.pid, signal.SIGCONT)
+        os.kill(self._pid, signal.SIGCONT)
 
 
 def run(
@@ -212,7 +214,7 @@ class Counter:
 
         for name in CHANGING:
             at = 2 if name in ("publish", "link") else 1
-            self.watch(LocalFileIO, name, lambda arguments, at=at: _part_of(arguments[at]))
+            self.watch(LocalFileIO, name, partial(_part_of, at=at))
 
     def watch(self, of: Any, name: str, part_of: Callable[[Any], str]) -> None:
         """Count the calls of a function of an object, class or module from now on."""
@@ -232,9 +234,9 @@ class Counter:
         setattr(of, name, watched)
 
 
-def _part_of(path: str) -> str:
-    """Return which part of a checkpoint a file or directory is of: its own name, if of none."""
-    parts = Path(path).parts
+def _part_of(arguments: Any, at: int) -> str:
+    """Return the part of a checkpoint that the path at a place of arguments is of, or its name."""
+    parts = Path(arguments[at]).parts
     return next((part for part in _PARTS if part in parts), parts[-1])
 
 
@@ -263,6 +265,7 @@ def _in_python(call: Call) -> tuple[Ending, str, str, Any]:
     made: Any = Savepoint if call.is_savepoint else Checkpoint
     try:
         directory = made(call.directory, storage_options=dict(call.options))
+        value: Any
         if call.method == "write_savepoint":
             value = write_savepoint(*call.arguments, like=directory, **call.keywords)
         elif call.method == "upgrade":

@@ -113,7 +113,7 @@ def _quoted(text: str) -> str:
 
 
 def _sql_real(value: float | str) -> str:
-    text = {NAN: "nan", math.inf: "inf", -math.inf: "-inf"}.get(value)  # type: ignore[arg-type]
+    text = {NAN: "nan", math.inf: "inf", -math.inf: "-inf"}.get(value)
     return f"'{text}'::DOUBLE" if text else f"{float(value)!r}::DOUBLE"
 
 
@@ -183,7 +183,7 @@ class Column:
         return TYPES[self.type_name]
 
     @property
-    def field(self) -> pa.Field:
+    def field(self) -> pa.Field[Any]:
         return pa.field(self.name, self.type.arrow)
 
     @property
@@ -244,7 +244,7 @@ def given(value: Any, arrow: pa.DataType) -> Any:
     return math.nan if value == NAN and pa.types.is_floating(arrow) else value
 
 
-def array(values: Sequence[Any], arrow: pa.DataType) -> pa.Array:
+def array(values: Sequence[Any], arrow: pa.DataType) -> pa.Array[Any]:
     """Return plain values as an Arrow array."""
     return pa.array([given(value, arrow) for value in values], arrow)
 

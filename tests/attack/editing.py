@@ -12,6 +12,7 @@ from .bytes_search import find_bytes, needles_of
 from .conditions import draw_condition
 from .families import Key, Rows, State, keys_table, select
 from .steps import (
+    Expected,
     Step,
     by_call,
     by_words,
@@ -41,7 +42,7 @@ def edit(world: World, rng: Generator) -> Step | None:
         return None
     rows = world.current.state[family.name]
     how = rng.random()
-    expected = {"must_be_refused": False, "may_be_refused": False}
+    expected: Expected = {"must_be_refused": False, "may_be_refused": False}
     delete: Any = None
     words: list[Any] = []
     condition = None
@@ -183,7 +184,7 @@ def forget(world: World, rng: Generator) -> Step | None:
     keys: list[Key] = []
     path = world.root / f"certificate-{world.num_files_written()}.json"
     words: list[Any] = ["--certificate", path]
-    expected = {"must_be_refused": False, "may_be_refused": False}
+    expected: Expected = {"must_be_refused": False, "may_be_refused": False}
     keywords: dict[str, Any] = {"operator": family.operator}
     if rng.random() < 0.4:
         condition = draw_condition(rng, family, world.current.state[family.name], only_keys=True)

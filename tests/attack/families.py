@@ -148,9 +148,11 @@ def taken(struct: Any, columns: tuple[Column, ...]) -> Key:
     return tuple(values)
 
 
-def _fields(rows: list[Any], columns: tuple[Column, ...], depth: int = 0) -> dict[str, pa.Array]:
+def _fields(
+    rows: list[Any], columns: tuple[Column, ...], depth: int = 0
+) -> dict[str, pa.Array[Any]]:
     """Return the columns of rows by name, structs for those that are within one."""
-    made: dict[str, pa.Array] = {}
+    made: dict[str, pa.Array[Any]] = {}
     for number, column in enumerate(columns):
         name = column.path[depth]
         if depth == len(column.within):
@@ -163,7 +165,7 @@ def _fields(rows: list[Any], columns: tuple[Column, ...], depth: int = 0) -> dic
     return made
 
 
-def _struct(fields: dict[str, pa.Array]) -> pa.Array:
+def _struct(fields: dict[str, pa.Array[Any]]) -> pa.Array[Any]:
     return pa.StructArray.from_arrays(list(fields.values()), names=list(fields))
 
 

@@ -51,8 +51,8 @@ class Groups(Operator):
 
     def step(self, state: State, batch: Batch) -> State:
         groups: dict[Key, list[int]] = {}
-        for *key, number in batch.rows:
-            groups.setdefault(tuple(key), []).append(number)
+        for *columns, number in batch.rows:
+            groups.setdefault(tuple(columns), []).append(number)
         rows = dict(state["default"])
         for key, numbers in groups.items():
             count, total = rows.pop(key, (0, 0))

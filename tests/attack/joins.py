@@ -28,7 +28,7 @@ class Join(Operator):
     """An inner join of rows with an even number and rows with an odd one, for ever."""
 
     mode = "append"
-    reserved = ("matched", "index")
+    reserved: tuple[str, ...] = ("matched", "index")
 
     def __init__(self, rng: Generator) -> None:
         # One source twice, or two sources: the offset log has two entries for either.
@@ -108,7 +108,7 @@ class Join(Operator):
 class JoinByTime(Join):
     """The same join in state format 4, of rows with a time that never expires."""
 
-    reserved = (*Join.reserved, "at", "__event_time")
+    reserved: tuple[str, ...] = (*Join.reserved, "at", "__event_time")
 
     def __init__(self, rng: Generator) -> None:
         super().__init__(rng)

@@ -70,7 +70,7 @@ class Operator(ABC):
 
     reserved: tuple[str, ...] = ()
     """Names that no key column may have, beside those of values."""
-    names = NAMES
+    names: tuple[str, ...] = NAMES
     """Names that columns may have."""
     types: tuple[str, ...] = tuple(TYPES)
     """Types that they may have."""

@@ -12,11 +12,15 @@ from pyspark.sql import SparkSession
 
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.operations import in_use
+from statestore.operations.database import open_database
 from statestore.operations.forget.files import files_of_operator
 from statestore.operations.forget.forget import Forgetting
 from statestore.operations.forget.wanted import Wanted
 from statestore.operations.in_use import ExclusiveUse
 from statestore.operations.reading import condition, sql
+from statestore.operations.reading.lookup import Asked
+from statestore.operations.reading.names import paths_of
+from statestore.operations.reading.read import read_batches
 from statestore.operations.trial import replacing
 from statestore.operations.upkeep import retained_savepoints
 from statestore.operations.writing import row_files
@@ -58,12 +62,18 @@ class Bug:
             setattr(of, name, before)
 
 
+def _replace(of: Any, name: str, made: Any) -> None:
+    """Replace a function of a module or class, which must have one of the name."""
+    getattr(of, name)
+    setattr(of, name, made)
+
+
 def _plant_falls_through() -> None:
     """A condition that DuckDB sees as it is, where `user` is a function."""
 
     def begin(self: Any, text: str) -> None:
         self._text = text
-        self._database = condition.open_database(threads=1)
+        self._database = open_database(threads=1)
 
     def rows(self: Any, batch: pa.RecordBatch) -> Any:
         names = {name: f'"{column}"."{name}"'.replace('""', '"') for column, name in _fields(batch)}
@@ -76,12 +86,12 @@ def _plant_falls_through() -> None:
         except self._errors as error:
             raise InvalidArgumentError("it does not fit", to_fix="another one") from error
 
-    made: Any = condition.Condition
-    made.__init__ = begin
-    made.rows = rows
-    made.only_column = lambda self, schema: None
-    made.bind = lambda self, schema: condition._Bound(paths=list(condition.paths_of(schema)))
-    made.asked = lambda self, schema: condition.Asked()
+    made = condition.Condition
+    _replace(made, "__init__", begin)
+    _replace(made, "rows", rows)
+    _replace(made, "only_column", lambda self, schema: None)
+    _replace(made, "bind", lambda self, schema: condition._Bound(paths=list(paths_of(schema))))
+    _replace(made, "asked", lambda self, schema: Asked())
 
 
 def _fields(batch: pa.RecordBatch) -> list[tuple[str, str]]:
@@ -106,7 +116,7 @@ def _plant_guesses_types() -> None:
         looks_like_a_number = text is not None and text.isdecimal()
         return read(str(int(text or "")) if looks_like_a_number else text, kind)
 
-    row_files._of_cell = guess
+    _replace(row_files, "_of_cell", guess)
 
 
 def _plant_empty_certificate() -> None:
@@ -120,7 +130,7 @@ def _plant_empty_certificate() -> None:
             if error.kind != "keys-not-found":
                 raise
 
-    Forgetting.__post_init__ = begin_anyway  # type: ignore[method-assign]
+    _replace(Forgetting, "__post_init__", begin_anyway)
 
 
 def _plant_deletes_newer() -> None:
@@ -134,8 +144,8 @@ def _plant_deletes_newer() -> None:
             if file.is_state and not any(name.startswith(begin) for begin in own):
                 file.location.io.delete(file.path)
 
-    Forgetting._delete = delete  # type: ignore[method-assign]
-    ExclusiveUse.require_held = lambda self: None  # type: ignore[method-assign]
+    _replace(Forgetting, "_delete", delete)
+    _replace(ExclusiveUse, "require_held", lambda self: None)
 
 
 def _plant_forgets_the_index() -> None:
@@ -147,17 +157,17 @@ def _plant_forgets_the_index() -> None:
             return np.zeros(0, np.int64)
         return find(self, stored, store, family, found)
 
-    Wanted._of_family = find_some  # type: ignore[method-assign]
+    _replace(Wanted, "_of_family", find_some)
 
 
 def _plant_promotes_anything() -> None:
     """A promote that does not look at what the checkpoint has become since."""
-    replacing.require_same_input = lambda *_: None
+    _replace(replacing, "require_same_input", lambda *_: None)
 
 
 def _plant_takes_the_state_of_another() -> None:
     """An operation that does not ask whose the state is that a checkpoint names."""
-    in_use.require_own_state = lambda *_: None
+    _replace(in_use, "require_own_state", lambda *_: None)
 
 
 def _plant_keeps_the_oldest() -> None:
@@ -167,17 +177,17 @@ def _plant_keeps_the_oldest() -> None:
     def doomed(self: Any, there: list[Any]) -> list[Any]:
         return decide(self, there[::-1])
 
-    retained_savepoints._Attempt._doomed = doomed  # type: ignore[method-assign]
+    _replace(retained_savepoints._Attempt, "_doomed", doomed)
 
 
 def _plant_loses_a_row_in_sql() -> None:
     """SQL that leaves out the last row of each batch that it reads."""
-    read = sql.read_batches
+    read = read_batches
 
     def read_fewer(*arguments: Any, **more: Any) -> Any:
         return (batch.slice(0, max(0, batch.num_rows - 1)) for batch in read(*arguments, **more))
 
-    sql.read_batches = read_fewer  # type: ignore[assignment]
+    _replace(sql, "read_batches", read_fewer)
 
 
 def _plant_doubles_a_row_in_the_catalog() -> None:
@@ -188,7 +198,7 @@ def _plant_doubles_a_row_in_the_catalog() -> None:
         found = table(self, name)
         return found.union(found.limit(1))
 
-    SparkSession.table = table_and_more  # type: ignore[method-assign]
+    _replace(SparkSession, "table", table_and_more)
 
 
 _READING = {"operations": ("edit",), "disturbances": ("",), "operator": "aggregation"}

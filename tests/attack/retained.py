@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from numpy.random import Generator
 
+    from statestore.operations.savepoint.savepoint import SavepointForm
+
     from .families import State
     from .world import Directory, World
 
@@ -123,7 +125,7 @@ def two_schedules(world: World, rng: Generator) -> Step | None:
     kept = world.retained.setdefault(path, Retained(path))
     kept.look(world, directory, None)
     of_driver, of_others = (int(keep) for keep in rng.integers(1, 4, 2))
-    forms = [str(form) for form in rng.choice(["canonical", "native"], 2)]
+    forms: list[SavepointForm] = rng.choice(["canonical", "native"], 2).tolist()
     kills = [int(at) if at < 60 else None for at in rng.integers(0, 120, 200)]
     world.feed(rng, int(rng.integers(2, 5)))
     call = by_call(directory, "retain_savepoint", str(path), keep=of_others, form=forms[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from .child import Call
 from .families import Family, Key, Rows, State
@@ -102,7 +102,14 @@ def storage_words() -> list[str]:
     return [word for key, value in LEASE.items() for word in ("--storage-option", f"{key}={value}")]
 
 
-def expected_of(condition: Condition) -> dict[str, bool]:
+class Expected(TypedDict):
+    """Whether a step must or may be refused: as keywords of it."""
+
+    must_be_refused: bool
+    may_be_refused: bool
+
+
+def expected_of(condition: Condition) -> Expected:
     return {
         "must_be_refused": condition.expected == "refused",
         "may_be_refused": condition.expected == "either",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from .columns import Column
     from .families import Family, Key, Rows
+    from .steps import Expected
 
 FORMS = ("csv", "csv", "csv", "json", "parquet")
 """A form for each draw: most files that people type have no types of their own."""
@@ -42,7 +43,7 @@ class Typed:
     is_sure: bool
     is_wrong: bool = False
 
-    def expected(self, others: dict[str, bool]) -> dict[str, bool]:
+    def expected(self, others: Expected) -> Expected:
         """Return what is expected of a step that it is given to, and other things."""
         return {
             "must_be_refused": others["must_be_refused"] or self.is_wrong,
@@ -131,8 +132,10 @@ def _without(items: list[Any], at: int) -> list[Any]:
 
 def _csv(rng: Generator, names: list[str], cells: list[list[str]], *, has_nulls: bool) -> str:
     made = io.StringIO()
-    quoting = csv.QUOTE_MINIMAL if has_nulls or rng.random() < 0.5 else csv.QUOTE_ALL
-    writer = csv.writer(made, quoting=quoting, lineterminator="\n")
+    is_minimal = has_nulls or rng.random() < 0.5
+    writer = csv.writer(
+        made, quoting=csv.QUOTE_MINIMAL if is_minimal else csv.QUOTE_ALL, lineterminator="\n"
+    )
     writer.writerow(names)
     for row in cells:
         writer.writerow(row)

@@ -39,9 +39,7 @@ class Processor(StatefulProcessor):
         ttl_ms: Time to live, None for ever.
     """
 
-    def __init__(
-        self, number: str, other: str, schemas: tuple[str, str, str, str], ttl_ms: int | None
-    ) -> None:
+    def __init__(self, number: str, other: str, schemas: list[str], ttl_ms: int | None) -> None:
         self.number = number
         self.other = other
         self.schemas = schemas
@@ -104,23 +102,26 @@ class Variables(Operator):
         count = Column("count" if other.name != "count" else "count_", "long", within)
         nested = tuple(replace(key, within=("key",)) for key in self.keys)
         rest = Column("rest", "long", ("userKey",))
-        shared: dict[str, Any] = {"num_grouping": number, "is_edited": self._ttl_ms is None}
-        return tuple(
-            Family(name, keys, values, column_family=name, variable=name, kind=kind, **shared)
-            for name, keys, values, kind in (
-                ("last", self.keys, (count, kept), "value"),
-                ("seen", self.keys, (kept,), "list"),
-                ("rests", (*nested, rest), (kept,), "value"),
-            )
+        families = (
+            Family("last", self.keys, (count, kept)),
+            Family("seen", self.keys, (kept,), kind="list"),
+            Family("rests", (*nested, rest), (kept,)),
         )
+        return tuple(
+            replace(
+                family, column_family=family.name, variable=family.name, num_grouping=number,
+                is_edited=self._ttl_ms is None,
+            )
+            for family in families
+        )  # fmt: skip
 
     def build(self, read: Callable[[], DataFrame]) -> DataFrame:
         last, seen, rests = self.families
-        schemas = tuple(
+        schemas = [
             ", ".join(replace(column, within=()).ddl for column in columns)
             for columns in (last.values, seen.values, rests.keys[-1:], rests.values)
-        )
-        made = Processor("number", self.inputs[-1].name, schemas, self._ttl_ms)  # type: ignore[arg-type]
+        ]
+        made = Processor("number", self.inputs[-1].name, schemas, self._ttl_ms)
         mode = "None" if self._ttl_ms is None else "ProcessingTime"
         return read().groupBy(*self.columns).transformWithState(made, "done INT", "Update", mode)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.random import Generator
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from .families import Key, State
     from .operators import Operator
@@ -279,16 +279,16 @@ class World:
                 self._absorb_batch(directory, batch)
 
     def _absorb_batch(self, directory: Directory, batch: int) -> None:
-        before, now = (_num_partitions(directory, number) for number in (batch - 1, batch))
-        if before != now:
+        of_before, of_now = (_num_partitions(directory, number) for number in (batch - 1, batch))
+        if of_before != of_now:
             directory.note(directory.state, batch=batch)
-            directory.before_rescale, directory.num_partitions = before, now
+            directory.before_rescale, directory.num_partitions = of_before, of_now
             return
         read = self.read_by(directory, batch)
         directory.gone -= {row[: len(self.operator.keys)] for row in read.rows}
         after = self.operator.step(directory.state, read)
         if directory.sink is not None:
-            before = set().union(*directory.state.values())
+            before: set[Key] = set().union(*directory.state.values())
             directory.output.update(set().union(*after.values()) - before)
         directory.note(after, batch=batch)
 
@@ -318,7 +318,7 @@ class World:
             return 0
         newest = int(json.loads(lines[-1])["logOffset"])
         # An entry of the source's log is a file, or all there were when the query was captured.
-        found = {}
+        found: dict[str, int] = {}
         for entry in (directory.path / "sources" / "0").glob("[0-9]*"):
             files = map(json.loads, entry.read_text().splitlines()[1:])
             found |= {file["path"]: file["batchId"] for file in files}
