@@ -25,7 +25,7 @@ BY_HAND = (
     "stop the query, and take the savepoint of its checkpoint: Checkpoint.savepoint, or "
     "`statestore savepoint`"
 )
-"""What to do where a query's program cannot take a savepoint."""
+"""The fix where a query's program cannot take a savepoint."""
 
 
 def stop_with_savepoint(

@@ -139,7 +139,7 @@ class _Side:
     Attributes:
         branch: Name of the directory of its branch in the trial.
         job: The code.
-        arguments: What a script is given.
+        arguments: Arguments of a script.
     """
 
     branch: str
@@ -147,7 +147,7 @@ class _Side:
     arguments: tuple[str, ...]
 
     def mark(self) -> list[str]:
-        """Return what a call that asks for the same has, too; of a function that is nothing."""
+        """Return a mark of the code: the same for the same script, a new one for a function."""
         if callable(self.job):
             return ["", os.urandom(8).hex()]
         path = Path(self.job)
@@ -169,13 +169,13 @@ def _name(job: Job) -> str:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """What one call of `upgrade` does to its trial.
+    """One call of `upgrade`, and its trial.
 
     Attributes:
         trial: The trial.
         checkpoint: The checkpoint of the old query.
         sides: The codes that are run, by the directory of the trial that gets their rows.
-        asked: What was asked for: a trial of the same goes on.
+        asked: Arguments of the call: a trial of the same goes on.
     """
 
     trial: Trial

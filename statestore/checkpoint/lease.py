@@ -85,7 +85,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class QueryProgress:
-    """What the driver of a running query says of it, beside what is in the checkpoint.
+    """Progress of a running query, as its driver tells: it is in no other file of the checkpoint.
 
     Attributes:
         name: Name of the query; None where it has none.

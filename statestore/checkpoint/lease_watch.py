@@ -21,9 +21,9 @@ _POLL_MS = 250
 _MISSING_LISTINGS = 2
 """So many listings in a row without a lease say that it was dropped."""
 _ENGINES_END_MS = 1_000
-"""How long engines may write when their JVM is gone, at most; twice what they take."""
+"""Time that engines may write on when their JVM is gone; twice what they take."""
 _DROP_MS = 4_000
-"""How long the lease of a query that was just stopped may stay."""
+"""Time that the lease of a query which was just stopped may stay."""
 
 
 def await_end(

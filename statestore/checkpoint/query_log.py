@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 NUM_PARTITIONS_KEY = "spark.sql.shuffle.partitions"
 PROVIDER_KEY = "spark.sql.streaming.stateStore.providerClass"
 NO_OFFSET = "-"
-"""What a source has in an entry of the offset log that does not say how far it is read."""
+"""Stands in an entry of the offset log for a source of which nothing is read yet."""
 LogName = Literal["offsets", "commits"]
 
 _MAX_BYTES = 64 * 1024 * 1024

@@ -60,7 +60,7 @@ _EMPTY: dict[FileBody, Callable[[], tuple[bytes, tuple[Block, ...]]]] = {
     "arrows": empty_stream,
     "sst": lambda: (b"", (Block(0, 0, 0, 0, -1, -1),)),
 }
-"""What a file without rows holds, and its blocks, by body."""
+"""Bytes and blocks of a file without rows, by body."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,11 @@ PROVIDER_KEY = f"{PREFIX}providerClass"
 _RANGE = f"{SPARK_MINORS[0]} to {SPARK_MINORS[-1]}"
 _TIMEOUT_S = 120.0
 _PACKAGES = {"pyarrow": "pyarrow", "numpy": "numpy", "google_crc32c": "google-crc32c"}
-"""What every engine imports: the name for pip by the module's."""
+"""Modules that every engine imports, each with its name for pip."""
 _PACKAGES_OF_WORKERS = {"pandas": "pandas", "google.protobuf": "protobuf"}
-"""What Spark's Python workers import for `transformWithState`, beside those; likewise."""
+"""Modules that Spark's Python workers import beside those for `transformWithState`, likewise."""
 _IN_JAR = ("statestore-python/", "statestore-py4j/")
-"""What a jar has for its engines: the package, and py4j."""
+"""Directories of a jar for its engines: the package, and py4j."""
 _IMPORT = """
 import importlib, json, sys
 found = {}

@@ -39,7 +39,7 @@ MAGIC = MAGIC_PREFIX + struct.pack(">H", FORMAT_VERSION)
 END_LENGTH = 16
 """Bytes after the trailer's JSON: its length, its CRC32C and the magic."""
 TAIL_BYTES = 16 * 1024
-"""How much of a file's end is read at once: most trailers fit."""
+"""Bytes of a file's end that are read at once: most trailers fit."""
 
 
 _U16 = 0xFFFF

@@ -21,7 +21,7 @@ _WATCHED_S = 0.2
 
 
 class Progress:
-    """How far one call is, in steps of any kind; only that they become more means something."""
+    """Steps that one call has done, of any kind: a number that grows says that the call goes on."""
 
     def __init__(self) -> None:
         self.steps = 0

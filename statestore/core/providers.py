@@ -9,7 +9,7 @@ PROVIDERS = {
 }
 """Provider class by state backend."""
 REAL_TIME_KEY = "spark.statestore.providerClass"
-"""What names the provider in a session without Spark's key, which real-time mode refuses."""
+"""Key that names the provider where Spark's is not set: real-time mode refuses Spark's."""
 _STATE_PACKAGE = "org.apache.spark.sql.execution.streaming.state"
 SPARK_PROVIDERS = {
     "spark-hdfs": f"{_STATE_PACKAGE}.HDFSBackedStateStoreProvider",

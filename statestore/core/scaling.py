@@ -38,7 +38,7 @@ _HELPED = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a batch tells of a query's load.
+    """A query's load, as one batch tells.
 
     Attributes:
         at_ms: When it was noticed, milliseconds of any clock that does not go back.
@@ -82,7 +82,7 @@ class Scaler:
 
     Args:
         numbers: The numbers to choose from, ascending, at least one.
-        interval_ms: What a batch may take.
+        interval_ms: Time that a batch may take.
         cool_down_ms: From one change to the next at least, and how long the load is low before the
             number falls.
         now_ms: The time, by the clock of `Load.at_ms`.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Told(ABC):
-    """What shows itself in words: its attributes, a line each, as text and in a notebook."""
+    """Base of objects that print as their attributes, a line each, as text and in a notebook."""
 
     __slots__ = ()
 

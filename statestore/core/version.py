@@ -2,7 +2,7 @@
 
 __version__ = "0.1.0"
 WRITER = f"statestore {__version__}"
-"""What files of the package name as their writer."""
+"""The writer that files of the package name."""
 SPARK_MINORS = ("4.0", "4.1", "4.2", "4.3")
 """Minors of Spark that there is a jar for, oldest first."""
 MIN_PYTHON = (3, 11)

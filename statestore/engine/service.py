@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 Reply = dict[str, Any]
 
 _LAST_WRITES_S = 0.5
-"""How long writes may go on when the JVM is gone; operations wait so long for an engine's end."""
+"""Time for the last writes when the JVM is gone; operations wait as long for an engine's end."""
 
 
 class EngineService:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class DriverMemoryAddress:
-    """Where the driver's memory is served.
+    """The address of the driver's memory.
 
     Attributes:
         host, port: Of the driver's machine.

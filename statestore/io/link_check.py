@@ -33,7 +33,7 @@ Member = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ClassFile:
-    """What a class declares, and what its code names.
+    """A class of byte code: the members that it declares, and the ones that its code names.
 
     Attributes:
         name: As byte code has it, with slashes.

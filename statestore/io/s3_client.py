@@ -36,7 +36,7 @@ _NO_UPLOAD = "NoSuchUpload"
 
 
 class _Descriptions(Loader):  # type: ignore[misc]
-    """What botocore knows of S3, read once for all clients: a client takes mostly that."""
+    """S3 as botocore describes it, read once for all clients: most of a client's start is that."""
 
     @property
     def search_paths(self) -> list[str]:

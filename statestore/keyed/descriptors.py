@@ -62,7 +62,7 @@ class StateTtlConfig:
 
 @dataclass(frozen=True)
 class StateDescriptor(ABC):
-    """What all descriptors have.
+    """Base of all descriptors: a name and a time to live.
 
     Args:
         name: Name of the state variable, its own among those of the function.
@@ -83,7 +83,7 @@ class StateDescriptor(ABC):
     @property
     @abstractmethod
     def types(self) -> tuple[Any, ...]:
-        """What is stored: a type; of a map that of its keys and that of its values."""
+        """Types that are stored: one, or those of keys and values of a map."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RichFunction:
-    """What all functions may do when a task begins and ends."""
+    """Base of all functions: methods that are called when a task begins and ends."""
 
     def open(self, runtime: RuntimeContext) -> None:
         """Take handles of state, and whatever else the rows need.

@@ -1,4 +1,4 @@
-"""What a function reaches state, timers and its key by."""
+"""Handles of state, timers and the current key, for functions."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class RuntimeContext:
         return state
 
     def _is_same(self, known: StateDescriptor, descriptor: StateDescriptor) -> bool:
-        """Whether two descriptors are of one state: functions that combine have no equality.
+        """Tell whether two descriptors are of one state. Functions that combine are not compared.
 
         Types are compared in the driver, where annotations can be read.
         """
@@ -216,7 +216,7 @@ class TimerService:
 
 
 class Context:
-    """What a function with timers is told of the row, or of the timer, in hand.
+    """The current key and its timers, for a function with timers.
 
     Args:
         timers: The task's timers.

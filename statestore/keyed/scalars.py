@@ -180,7 +180,7 @@ def _timestamp(value: Any) -> datetime:
 
 
 def _is_left_out(in_utc: datetime) -> bool:
-    """Whether the JVM, in whatever zone it is, may move the time to another day."""
+    """Tell whether a JVM of some time zone may move the time to another day."""
     first, last = (day.toordinal() for day in _LEFT_OUT)
     return first - 1 <= in_utc.toordinal() <= last + 1
 

@@ -29,7 +29,7 @@ _REDISTRIBUTIONS = ("even-split", "union")
 
 @dataclass
 class Split(InputPartition):
-    """What one task reads.
+    """The part of a batch that one task reads.
 
     Attributes:
         elements: Pairs of an element at the start of the batch and at its end. The first is None

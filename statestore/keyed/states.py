@@ -100,7 +100,7 @@ class ValueState(_Row, Generic[T]):
 
 
 class ReducingState(_Row, Generic[T]):
-    """What all values added to the current key were reduced to."""
+    """A value of each key: every added value is reduced into it."""
 
     def __init__(
         self, variable: Any, descriptor: ReducingStateDescriptor, columns: Columns
@@ -122,7 +122,7 @@ class ReducingState(_Row, Generic[T]):
 
 
 class AggregatingState(_Row, Generic[IN, OUT]):
-    """What all values added to the current key were aggregated to."""
+    """An accumulator of each key: every added value goes into it."""
 
     def __init__(
         self, variable: Any, descriptor: AggregatingStateDescriptor, columns: Columns

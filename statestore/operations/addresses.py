@@ -35,13 +35,13 @@ _MOST_DIGITS = 9
 
 @dataclass(frozen=True, slots=True)
 class RowsPlace:
-    """Where rows are.
+    """The place of rows, and its address.
 
     Attributes:
         operator: Operator ID.
         store: Name of the store.
         family: Name of the column family.
-        name: What an address calls them; None where their operator has no others.
+        name: Their name in an address; None where their operator has no others.
         is_listed: Whether they are the query's own: not the timers or indexes of a state variable.
     """
 

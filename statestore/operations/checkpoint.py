@@ -212,7 +212,7 @@ class OpenCheckpoint(QueryLogs):
 
     @cached_property
     def work(self) -> Work:
-        """What reading its state, and writing some, needs."""
+        """Scratch directory, options and clock for reading and writing its state."""
         return work_in(self.scratch_directory, self.options, self.clock)
 
     @cached_property

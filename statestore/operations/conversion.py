@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from statestore.operations.checkpoint import OpenCheckpoint
 
 CONVERT = "convert"
-"""What NEW says is under way."""
+"""Name of the operation in `metadata` of the new directory, until it is whole."""
 
 _SCHEMA_START = '{"type":"struct"'
 _MAX_SCHEMA_BYTES = 64 * 1024 * 1024
@@ -69,7 +69,7 @@ class Convert(NewDirectoryResult[Made]):
         batch: Newest committed batch.
         num_partitions: State partitions of the query.
         checkpoint_format: 1 or 2.
-        operators: What has state.
+        operators: Operators with state.
         is_begun: There is an unfinished conversion at `new`, which is done anew.
         state_bytes: Bytes of the state files that are read; None where this cannot read them.
         unseen: The newest batches, ascending, where an operation made them and no sink was given

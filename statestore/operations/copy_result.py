@@ -31,7 +31,7 @@ class FamilyChange:
     keys: tuple[str, ...] = ()
 
     def fields(self) -> list[tuple[str, str]]:
-        """Return what is shown of it: its name and what becomes of it, and keys that go."""
+        """Return lines for people: its name and what becomes of it, and keys that go."""
         names = [name for name in (self.store, self.column_family) if name != "default"]
         place = " ".join([f"operator {self.operator}", *names])
         return [(place, self.describe()), *(("  key", key) for key in self.keys)]
@@ -101,7 +101,7 @@ class CopyResult(NewDirectoryResult[Made]):
             (f"operator {old}", "keeps its number" if old == new else f"becomes {new}")
             for old, new in self.operators.items()
         ]
-        # What a savepoint is restored on is not its files' backend, but the one it was taken of.
+        # A savepoint is restored on the backend that it was taken of, not on that of its files.
         is_checkpoint = self.operation in ("restore", "branch")
         return format_fields(
             [

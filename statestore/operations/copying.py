@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from statestore.operations.result import Progress
 
 Told = TypeVar("Told")
-"""What `Copy.run` returns beside the directory."""
+"""Type of what `Copy.run` returns beside the directory."""
 MadeFiles = Mapping["StoreName", "PublishedFile"]
 """The delta of every store of the new directory."""
 

@@ -99,7 +99,7 @@ class OperatorMap:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedOperators:
-    """What becomes of the operators of a savepoint.
+    """Operators of a savepoint that are kept, and those that are added.
 
     Attributes:
         kept: New ID by old; those that are not here are dropped.

@@ -44,7 +44,7 @@ Store = tuple[int, str]
 
 
 class BytesDone:
-    """What several threads have done of one total.
+    """Bytes that several threads have done, of one total.
 
     Args:
         progress: Called with bytes done and the total, by one thread at a time.
@@ -112,7 +112,7 @@ class Pass(ABC):
 
     @property
     def words(self) -> str:
-        """What becomes of their files."""
+        """What becomes of their files, in a word or two."""
         return "written anew"
 
     @property

@@ -96,7 +96,7 @@ class QueryLogs:
 
     @property
     def is_between_batches(self) -> bool:
-        """Whether every planned batch is committed, so that the next one starts from all state."""
+        """Whether every planned batch is committed: the next one starts from all state."""
         return self.newest_planned == self.newest_committed
 
     def offsets_entry(self, batch: int) -> OffsetsEntry:

@@ -214,9 +214,9 @@ def _digest(identity: str) -> str:
 def _prepare(
     checkpoint: OpenCheckpoint, store: StoreName, new: NewVersion, num_partitions_before: int
 ) -> StoreLocation:
-    """Return where a new state partition goes, after marking what an undo and Spark look for."""
+    """Return where a new state partition goes, after the marks that an undo and Spark look for."""
     location = checkpoint.location(store)
-    # What is no state partition any more has no maintenance: whoever lets go of the reference
+    # A state partition that is gone has no maintenance: whoever lets go of the reference
     # deletes its files. A reference in one that stays tells an undo.
     abandoned = range(
         new.num_partitions + store.partition, num_partitions_before, new.num_partitions

@@ -186,7 +186,7 @@ class _Finder:
         )
 
     def _is_of_before(self, name: str) -> bool:
-        """Whether the version may have the schemas of a file, which is named by a batch."""
+        """Tell whether a file may have schemas of the version; its name has a batch."""
         batch = _BATCH.fullmatch(name.rpartition("/")[2])
         return batch is None or int(batch[1]) < self.version
 

@@ -67,7 +67,7 @@ class Spread:
 
     @property
     def skew(self) -> float:
-        """How many times the median the largest is; 1 where the median is 0."""
+        """The largest number divided by the median; 1 where the median is 0."""
         return self.maximum / self.median if self.median else 1.0
 
 
@@ -171,7 +171,7 @@ class StoreFacts:
 
     @property
     def title(self) -> str:
-        """What to call it in a sentence."""
+        """Its name in a sentence."""
         return f"store {self.name} of operator {self.operator} ({self.operator_name})"
 
 
@@ -227,7 +227,7 @@ class Facts:
 
     @property
     def all_is_well(self) -> str:
-        """What to say where there is no advice: what was checked, and what was not."""
+        """The text where there is no advice: it says what was checked, and what was not."""
         if self.newest is None:
             return "Nothing yet: no batch is committed."
         if self.is_deep:
@@ -239,7 +239,7 @@ class Facts:
 
     @property
     def no_commit_times(self) -> str | None:
-        """Why no version tells what its commit took; None where one does."""
+        """The reason why no version has times of its commit; None where one has."""
         if any(version.commit for version in self.versions):
             return None
         if self.backend in SPARK_PROVIDERS:

@@ -52,7 +52,7 @@ _FEW_STORES = 32
 """So many stores of state partitions at most: a delta of each version of each of them is read."""
 _ROWS_A_SECOND = 500_000
 _BYTES_A_SECOND = 100 << 20
-"""What one core restores of rows into memory, and fetches for a local database (benchmarks W3)."""
+"""Rows that one core restores into memory, and bytes it fetches for a local database (W3)."""
 
 
 def gather(

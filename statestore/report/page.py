@@ -30,15 +30,15 @@ _ASSETS = resources.files("statestore.report") / "assets"
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What a page is told of the server that it comes from.
+    """The server that a page comes from.
 
     Attributes:
         address: Address of the page on it, such as `/checkpoints/0`; `/` for the index.
-        token: What each request has to show.
-        nonce: What the scripts of the page show to the browser: none but these run.
+        token: Word that each request has to show.
+        nonce: Word that scripts of the page show to the browser, which runs no others.
         home: Address of the page with all checkpoints, None where there is none.
         allows_changes: Whether operations may be done from the page.
-        limits: What SQL of the page may use, in words.
+        limits: Memory and time that SQL of the page may use, in words.
     """
 
     address: str

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _JARS = "spark.jars"
 _GATEWAY = "PYSPARK_GATEWAY_PORT"  # of a JVM that started this Python
 _DEFAULTS = {
-    # What Spark's page of a query draws beside its own charts.
+    # Metrics that Spark's page of a query draws beside its own charts.
     "spark.sql.streaming.ui.enabledCustomMetricList": ",".join(
         (
             "rocksdbChangeLogWriterCommitLatencyMs",
@@ -41,7 +41,7 @@ _DEFAULTS = {
     "PrometheusServlet",
     "spark.metrics.conf.*.sink.prometheusServlet.path": "/metrics/prometheus",
 }
-"""What is shown where; a builder that says otherwise keeps what it says."""
+"""Defaults of what Spark shows; a builder that sets one of these keys keeps its own value."""
 _FORMAT = f"{PREFIX}checkpointFormatVersion"
 _PROVIDER = f"{PREFIX}providerClass"
 _ALLOWLIST = "spark.sql.streaming.realTimeMode.allowlistCheck"

@@ -271,7 +271,7 @@ class Conversion:
         # Spark starts from the newest entry and the one before it.
         for planned in (number for number in source.planned_batches if number >= batch - 1):
             entry = source.offsets_entry(planned)
-            # What a rescale left that was not ended is no batch to repeat.
+            # A batch that an unfinished rescale planned is none to repeat.
             if planned <= batch or entry.conf.get(NUM_PARTITIONS_KEY) == num_partitions:
                 offsets.replace(planned, entry.with_conf(conf).encode())
 
@@ -356,6 +356,6 @@ class _Sessions:
         }
         conf["spark.jars"] = ",".join(filter(None, [self._conf.get("spark.jars"), str(find_jar())]))
         with warnings.catch_warnings():
-            # What PySpark says of the pandas that is installed is not about a conversion.
+            # A warning of PySpark about the installed pandas is not about a conversion.
             warnings.simplefilter("ignore", FutureWarning)
             return builder.config(map=conf).getOrCreate()

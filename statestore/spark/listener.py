@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _LAST_EVENT_MS = 5_000
-"""How long the end of the program waits for an event that is on its way, milliseconds."""
+"""Milliseconds that the end of the program waits for an event that is on its way."""
 
 
 class CheckpointListener:
-    """What a program does when a version is committed or given up; subclass it and `listen`.
+    """Calls of a program when a version is committed or given up; subclass it and `listen`.
 
     A version is the number that the state stores give to what a batch leaves behind: batch ID + 1,
     over all stateful operators and partitions of the query. It is *complete* when the batch's entry

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _REFUSED = "io.statestore.PartitionsAskedException"
-"""What the shim refuses the start of the query by."""
+"""The exception by which the shim refuses to start the query."""
 
 
 def rescale_as_asked(error: BaseException) -> bool:

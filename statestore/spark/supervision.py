@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Savepoints(Protocol):
-    """What takes savepoints of a query, as `statestore.Every` does."""
+    """A schedule that takes savepoints of a query, as `statestore.Every` does."""
 
     def beside(self, query: StreamingQuery) -> AbstractContextManager[None]:
         """Take savepoints within a block."""
@@ -30,10 +30,10 @@ class Savepoints(Protocol):
 
 
 class Scaling(Protocol):
-    """What changes the number of state partitions of one supervised query."""
+    """A rule that changes the number of state partitions of one supervised query."""
 
     def watch(self, query: StreamingQuery) -> Callable[[], bool]:
-        """Return what waits for the end of a run as `awaitTermination`.
+        """Return a function that waits for the end of a run as `awaitTermination`.
 
         It returns whether the run was ended for the query to be started again.
 

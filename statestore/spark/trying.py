@@ -47,7 +47,7 @@ _NEW_SCHEMA = re.compile(r"\bnew (?:key|value)_schema=(StructType\(.+\))")
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """What a job is to repeat, and where.
+    """Batches that a job is to repeat, and where.
 
     Attributes:
         checkpoint: URI of the checkpoint whose query it is.
@@ -74,7 +74,7 @@ class Repeat:
 
 @dataclass
 class _Asked:
-    """What a job said to a DataStreamWriter before it starts it."""
+    """Settings that a job gave a DataStreamWriter before it starts it."""
 
     output_mode: str = "append"
     format: str = ""

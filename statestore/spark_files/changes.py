@@ -9,13 +9,13 @@ _ROW_BYTES = 200
 
 
 class Changes:
-    """What records leave of each key: the last put or None of a delete, and what is merged to it.
+    """The last put of each key among records, None for a delete, and values merged to it since.
 
     Args:
         delimiter: Bytes between merged values.
 
     Attributes:
-        of_keys: By key; of a merged key what is added to its value.
+        of_keys: Value by key; of a merged key the values that are added to the one before.
         merged: Keys whose value before is not among the records.
         num_bytes: Bytes of memory that the records took, about.
     """

@@ -35,7 +35,7 @@ _SNAPPY_MAGIC = b"\x82SNAPPY\0"
 _SNAPPY_HEADER_BYTES = 16
 _PIECE_BYTES = 1024 * 1024
 _MAX_BLOCK_BYTES = 64 * 1024 * 1024
-"""What the formats could hold at most in a block is more, and no Spark writes it."""
+"""The formats allow larger blocks, and no Spark writes them."""
 
 
 def decompressed(local_path: str, codec: str, path: str) -> Iterator[bytes]:

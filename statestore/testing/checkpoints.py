@@ -64,7 +64,7 @@ def _compact(fields: Mapping[str, Any]) -> str:
 
 
 class _RowsOfBatch:
-    """What a batch writes of a store, what was there before, and what is left.
+    """Rows that a batch writes to a store, those before it, and those after it.
 
     They are encoded once, for all state partitions.
 

@@ -60,7 +60,7 @@ class Entry(NamedTuple):
 
 @dataclass
 class OfKey:
-    """What a key has of a state; the entries are never changed in place."""
+    """Entries of a key in one state; they are never changed in place."""
 
     key: Key
     entries: tuple[Entry, ...] = ()

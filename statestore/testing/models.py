@@ -1,4 +1,4 @@
-"""What a store must answer: a dict per version, and Hypothesis strategies for rows."""
+"""A model of a store, with a dict per version, and Hypothesis strategies for rows."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class StoreOfQuery(ABC):
 
     @property
     def schema_file(self) -> bytes | None:
-        """What Spark's file of its schemas holds, None where there is no such file."""
+        """Content of Spark's file of its schemas, None where there is no such file."""
         return None
 
     def rows_by_family(self, changes: Mapping[Any, Any]) -> dict[int, Changes]:

@@ -1,4 +1,4 @@
-"""What a page is answered to SQL and to a key: few rows, as text, in bounded time and memory."""
+"""Answers to the SQL and the keys of a page: few rows, as text, in bounded time and memory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What was seen of checkpoints, kept for a while: pages ask again and again.
+"""Looks at checkpoints, whose results are kept for a while: pages ask again and again.
 
-The longer a look took, the longer what it saw is kept: looking is a fifth of the time at most.
+The longer a look took, the longer its result is kept: looking is a fifth of the time at most.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Kept(Generic[Seen]):
 
     Args:
         look: Looks.
-        clock: Says how old what was seen is.
+        clock: Tells how old a result is.
     """
 
     def __init__(self, look: Callable[[], Seen], clock: Clock) -> None:
@@ -40,11 +40,11 @@ class Kept(Generic[Seen]):
         self._lock = threading.Lock()
         self._kept_until_ms = -math.inf
         self.last: Seen | None = None
-        """What was seen last; None where nobody has looked, or the last look failed."""
+        """Result of the last look; None where nobody has looked, or the last look failed."""
         self._problem: str | None = None
 
     def get(self) -> tuple[Seen | None, str | None]:
-        """Return what there is, or what is wrong in its place."""
+        """Return the result of a look and None, or None and the error that it ended with."""
         with self._lock:
             began_ms = self._clock.elapsed_ms()
             if began_ms >= self._kept_until_ms:

@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 
 _QUESTIONS = {"sql": ("sql",), "key": ("rows", "key")}
 _MOST_BYTES = 200_000
-"""Of what a page asks."""
+"""Of the body of a request."""
 
 
 class _Pages:
-    """What is at the addresses, as text."""
+    """The texts that the server answers with, by address."""
 
     def __init__(
         self,

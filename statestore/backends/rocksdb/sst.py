@@ -127,7 +127,7 @@ def read_delta(path: str, arrow_length: int) -> Delta:
 
 
 NO_KEYS: pa.ChunkedArray[Any] = pa.chunked_array([], pa.binary())
-"""What `read_keys` returns of a delta without rows."""
+"""Result of `read_keys` for a delta without rows."""
 
 
 def read_keys(path: str, arrow_length: int) -> pa.ChunkedArray[Any]:

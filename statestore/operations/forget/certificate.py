@@ -68,7 +68,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprints:
-    """What tells whether a key that somebody has is one of those forgotten.
+    """Hashes by which whoever has a key can tell whether it was forgotten.
 
     Attributes:
         salt: 32 random bytes; hex.
@@ -128,7 +128,7 @@ def _texts(column: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What was done so that keys are forgotten. It does not hold the keys.
+    """A record of how keys were forgotten. It does not hold the keys.
 
     Attributes:
         status: begun, before anything is changed; complete, when everything is done and searched.
@@ -233,7 +233,7 @@ def _fingerprints(document: Any) -> Fingerprints | None:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What is needed of a certificate that was begun and not completed.
+    """Those fields of a certificate, begun and not completed, that a repeated call needs.
 
     Attributes:
         removed: State files that were to be deleted.

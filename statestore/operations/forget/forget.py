@@ -358,7 +358,7 @@ class Forgetting:
 
 
 def _is_deleted(name: str, version: int) -> bool:
-    """Whether a file of the operator goes when a version is the only one that it has."""
+    """Tell whether a file of the operator is deleted so that a version is its only one."""
     state = parse_state_file_name(name)
     ref = parse_rescale_ref_name(name)
     pinned = parse_pin_name(name)

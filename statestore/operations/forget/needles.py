@@ -20,7 +20,7 @@ _WORD = frozenset(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvw
 
 
 class Needles:
-    """What is looked for.
+    """Byte strings that are looked for.
 
     Args:
         needles: Bytes, each of `MIN_BYTES` or more.

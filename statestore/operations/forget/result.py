@@ -56,7 +56,7 @@ class Forget(Result):
 
     @property
     def certificate(self) -> Certificate:
-        """What says what was done, and what was found in every file afterwards.
+        """The certificate: what was done, and what was found in every file afterwards.
 
         Raises:
             InvalidArgumentError: It was not done.

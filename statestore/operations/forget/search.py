@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 Verdict = Literal["forgotten", "found", "not searched"]
 SPARKS_FILES = "Spark's files"
-"""What is no state file: logs of offsets, commits and sources, metadata, schemas."""
+"""Name of all other files: logs of offsets, commits and sources, metadata, schemas."""
 _MOST_LINES = 20
 _MIN_DISTINCT = 3
 """Different bytes, beside those that are padding anywhere, of a key that is looked for as bytes."""
@@ -75,7 +75,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the search says of an operator, or of Spark's files.
+    """The verdict on an operator, or on Spark's files.
 
     Attributes:
         operator: Operator ID; None for Spark's files.
@@ -105,7 +105,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class KeySearch:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
         num_keys: Keys that were looked for.
@@ -224,7 +224,7 @@ def find_rows(
 
 @dataclass
 class _Found:
-    """What was found in the files of an operator, or in Spark's."""
+    """Hits in the files of an operator, or in Spark's."""
 
     hits: dict[Hit, None] = field(default_factory=dict)
     reasons: dict[str, None] = field(default_factory=dict)
@@ -372,12 +372,12 @@ class _Search:
 
 
 def _is_distinct(key: bytes) -> bool:
-    """Whether a key is not made of what is in every file: padding, small numbers, marks of ends."""
+    """Tell whether a key is more than the padding, small numbers and end marks of every file."""
     return len(key) >= MIN_BYTES and len({*key} - {0, 255}) >= _MIN_DISTINCT
 
 
 def _is_text_or_distinct(value: bytes) -> bool:
-    """Whether a value of text or bytes is not what is in every file, such as four bytes of ones."""
+    """Tell whether a value is printable text, or distinct as a key: four bytes of ones are not."""
     try:
         return value.decode().isprintable() or _is_distinct(value)
     except UnicodeDecodeError:

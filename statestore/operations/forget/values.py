@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Certainty = Literal["found", "maybe"]
-"""Whether it is the key, or an equal value that may be something else."""
+"""`found`: it is the key. `maybe`: an equal value, which may be something else."""
 
 MIN_DIGITS = 7
 """Of a number that tells enough to be looked for in columns of any name."""

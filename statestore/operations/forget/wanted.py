@@ -139,7 +139,7 @@ class Wanted:
 
     @property
     def words(self) -> dict[str, Any]:
-        """What an error says of them: the condition, or how many are given."""
+        """Fields of an error about them: the condition, or the number of given keys."""
         return {"num_keys": len(self.encoded)} if self.where is None else {"where": self.where}
 
     def as_found(self, found: set[bytes]) -> Wanted:

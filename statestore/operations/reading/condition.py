@@ -90,9 +90,9 @@ _SHAPES = re.compile(
     r"\bDECIMAL\([0-9]+,[0-9]+\))|(?P<moment>\bDATE\b|\bTIMESTAMP( WITH TIME ZONE|_[A-Z]+)?\b)"
     r"|(?P<time>\bTIME(_[A-Z]+)?\b)"
 )
-"""Types that may be compared with each other, by what they are together."""
+"""Types that may be compared with each other, by the name of their group."""
 _TYPED_AS_TEXT = {"VARCHAR", "moment", "time", "INTERVAL", "BLOB"}
-"""What text in single quotes may be compared with: it becomes that, or is refused by DuckDB."""
+"""Types that text in single quotes may be compared with: DuckDB makes it one, or refuses it."""
 _QUOTED = re.compile("""'[^']*'|"[^"]*\"""")
 _TEXT, _LOGICAL, _NULL = "VARCHAR", "BOOLEAN", '"NULL"'
 

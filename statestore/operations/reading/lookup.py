@@ -1,4 +1,4 @@
-"""What a filter asks of the columns of rows: values that a look-up by key goes by.
+"""Values that a filter asks for: a look-up by key goes by them.
 
 A filter is an expression of Arrow, as people write it (`pc.field("key.shop") == "x"`) and as DuckDB
 hands down what it has of a query. Where it can hold for some values of a column alone, these are
@@ -151,7 +151,7 @@ def _column(
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a filter asks of columns.
+    """Values and fields that a filter asks for.
 
     Attributes:
         values: Values that a field must have one of, by its names; none of them null.

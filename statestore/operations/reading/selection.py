@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """What has to be read for a selection.
+    """Columns and rows that have to be read for a selection.
 
     Attributes:
         columns: Names of the columns, without fields of them.

@@ -54,7 +54,7 @@ _UNITS = ("", "K", "M", "G", "T")
 _MOST_MEMORY = 2**60
 """More bytes than any machine has, and fewer than the database counts."""
 _TAKEN = ("information_schema", "main", "memory", "pg_catalog", "state", "system", "temp")
-"""What DuckDB calls schemas and databases of its own."""
+"""Names of DuckDB's own schemas and databases."""
 _MOST_NAMED = 30
 _FUNCTIONS = ("generate_series", "json_each", "json_tree", "range", "unnest")
 """Functions that make a table of their arguments, and of nothing else."""

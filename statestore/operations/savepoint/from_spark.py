@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from statestore.operations.store_state import States, StoreState
 
 _INDEXES = ("$ttl", "$min", "$count", "$rowCounter")
-"""What Spark keeps beside a state variable: expiries of rows, and of a list its length."""
+"""Column families of Spark beside a state variable: expiries of rows, and lengths of lists."""
 
 
 def find_spark_states(
@@ -187,7 +187,7 @@ class FromSpark(Pass):
 
 
 def _is_index_without_state(name: str, names: Collection[str]) -> bool:
-    """Whether a column family is an index of a state variable that is gone.
+    """Tell whether a column family is an index of a state variable that is gone.
 
     Spark's `deleteIfExists` deletes the variable and leaves its indexes.
     """

@@ -54,7 +54,7 @@ class State(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What came of comparing the rows of a batch, or those of state.
+    """A comparison of the rows of a batch, or of those of state.
 
     Attributes:
         of: What was compared: `batch 7`, or `state` and an address.
@@ -82,7 +82,7 @@ class Compared:
 
     @property
     def result(self) -> str:
-        """What came of it, in a word or two."""
+        """The result in a word or two."""
         if self.why:
             return self.why
         return "equal" if self.is_same else "differs"

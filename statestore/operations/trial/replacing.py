@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 PROMOTE = "promote"
 _PUT_BACK = "restore"
 _BETWEEN = (PROMOTE, _PUT_BACK)
-"""What is begun in a checkpoint that is neither the old nor the new."""
+"""Operations that began a checkpoint which is neither the old nor the new."""
 
 
 def replace_by_branch(

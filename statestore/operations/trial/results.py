@@ -68,7 +68,7 @@ class TrialReport:
 
     @property
     def verdict(self) -> str:
-        """What came of it, in words."""
+        """The verdict in words."""
         if self.error:
             return f"failed: {self.error}"
         if not self.compared:

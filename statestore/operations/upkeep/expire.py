@@ -28,7 +28,7 @@ MIN_VERSIONS = 2
 
 @dataclass(frozen=True, slots=True)
 class StoreExpire:
-    """What goes of one store.
+    """Files of one store that go.
 
     Attributes:
         store: The store.
@@ -55,7 +55,7 @@ _REASONS: dict[StayReason, str] = {
 
 @dataclass(frozen=True, slots=True)
 class StoreStay:
-    """What stays of a store from before the versions that are kept.
+    """Files of a store that stay though they are older than the versions that are kept.
 
     Attributes:
         store: The store.
@@ -81,8 +81,8 @@ class Expire(Result):
         checkpoint: URI of the checkpoint.
         keep: Versions that stay loadable, the newest.
         oldest_version: Oldest of them.
-        stores: What goes of each store that has something to go.
-        stays: What older versions leave behind, of each store that has deltas of them then.
+        stores: Files that go, of each store that has such.
+        stays: Files of older versions that stay, of each store that has such.
     """
 
     checkpoint: str

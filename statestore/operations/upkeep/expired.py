@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from statestore.codec.references import FileRef
 
 DAMAGE = (CorruptionError, FencedError, IncompatibleError, NotFoundError)
-"""What is wrong with files. Every other error is about reaching them, and tells nothing of them."""
+"""Errors about files themselves. All others are about reaching them."""
 ABOUT_THE_READER = ("driver-lost", "newer-format", "other-provider")
 """Kinds of them that say who cannot read the files."""
 

@@ -88,7 +88,7 @@ class Retention:
 
 @dataclass(frozen=True, repr=False)
 class RetainedSavepoints(Result):
-    """What was taken and deleted, or would be.
+    """The savepoint that was taken, and those that were deleted, or would be.
 
     Attributes:
         source: URI of the checkpoint.
@@ -97,7 +97,7 @@ class RetainedSavepoints(Result):
         version: State version of the newest savepoint afterwards.
         state_bytes: Bytes of the savepoint's state; of a dry run those that would be read for it.
         deleted: Savepoints that are deleted, oldest first.
-        left_over: What killed attempts left, which is deleted too.
+        left_over: Directories that killed attempts left, which are deleted too.
         kept: Savepoints that are there afterwards, oldest first.
     """
 

@@ -1,4 +1,4 @@
-"""What a verification found, and in words."""
+"""The result of a verification, and its text."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was verified.
+    """The result of a verification.
 
     Attributes:
         checkpoint: URI of the checkpoint or savepoint.
@@ -94,7 +94,7 @@ class Verification:
 
     @property
     def to_fix(self) -> str | None:
-        """What to do about what is wrong, None when all is well."""
+        """The fix for the findings, None when all is well."""
         if self.ok:
             return None
         if not self.is_repairable:

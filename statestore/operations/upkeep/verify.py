@@ -104,7 +104,7 @@ def verify(
 
 @dataclass
 class _Found:
-    """What was found so far.
+    """Files, rows and findings so far.
 
     Attributes:
         sizes: Bytes of every file, by path.

@@ -31,7 +31,7 @@ _ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 
 @dataclass(frozen=True, slots=True)
 class CapturedBatch:
-    """What a captured batch is taken for.
+    """Logs of the checkpoint for which a batch is captured.
 
     Attributes:
         checkpoint_format: 1 or 2.

@@ -47,7 +47,7 @@ IsGone = Callable[[pa.RecordBatch], "npt.NDArray[np.bool_]"]
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What becomes other in a state partition of a store.
+    """Rows that a state partition of a store gets and loses.
 
     Attributes:
         puts: Rows that it gets, each key once, in file order.
@@ -200,7 +200,7 @@ def write_changes(
 
 @dataclass
 class _Counted:
-    """What a version has more or less than the one before, counted as rows pass.
+    """Numbers of rows that a version has more or less than the one before, counted as rows pass.
 
     Attributes:
         num_partitions: Number of state partitions.

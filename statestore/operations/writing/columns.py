@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SIDES = ("key", "value")
 _PASSED_OVER = "partition_id"
-"""What `read` returns beside: Spark's hash decides on it."""
+"""A column that `read` returns and nobody need give: Spark's hash decides on it."""
 
 
 @dataclass(frozen=True, slots=True)

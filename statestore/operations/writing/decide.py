@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from statestore.operations.writing.shape import StoreShape
 
 ByAddress = Mapping[Any, Any]
-"""What is given, by the address of the rows."""
+"""Given rows or edits, by the address of the rows that they are for."""
 
 
 def decide_rows(

@@ -1,4 +1,4 @@
-"""What the rows of a column family become, as it was decided; nothing that writes them."""
+"""Decided changes to the rows of a column family; nothing here writes them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FamilyRows:
-    """What the rows of a column family become.
+    """A decided change to the rows of a column family.
 
     Attributes:
         shape: Its store.
@@ -61,12 +61,12 @@ class FamilyRows:
 
     @property
     def columns(self) -> FamilyColumns:
-        """How given columns become rows."""
+        """Makes rows of given columns."""
         return FamilyColumns(self.shape.name, self.family, self.shape.merges_zeros)
 
     @property
     def change(self) -> FamilyChange:
-        """What is done, in words."""
+        """The change in words."""
         now, then = self.before, self.family
         return FamilyChange(
             self.shape.operator,

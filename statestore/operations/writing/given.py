@@ -27,7 +27,7 @@ Function = Callable[[pa.Table], Any]
 Batches = Callable[[], Iterator[pa.RecordBatch]]
 """Reads the rows there are; the first batch is empty and tells their columns."""
 TABLE = "state"
-"""What SQL calls the rows there are."""
+"""The table in SQL of the rows there are."""
 _SETTINGS: dict[str, Any] = {"memory_limit": "1GB", "threads": 2}
 
 
@@ -37,7 +37,7 @@ class GivenRows(ABC):
     @property
     @abstractmethod
     def what(self) -> str:
-        """What they are, in words."""
+        """Where they come from, in words."""
 
     @abstractmethod
     def schema(self) -> pa.Schema:

@@ -67,7 +67,7 @@ _FORMAT = "spark.sql.streaming.join.stateFormatVersion"
 _OLDEST = "1"
 """The format where an entry of the offset log says nothing."""
 _CONF = {_FORMAT: "4", "spark.sql.streaming.stateStore.rocksdb.mergeOperatorVersion": "2"}
-"""What Spark pins for format 4: the second for a conversion to its RocksDB provider."""
+"""Settings that Spark pins for format 4: the second for a conversion to its RocksDB provider."""
 _SIDES = ("left", "right")
 _COUNTS, _ROWS = "keyToNumValues", "keyWithIndexToValue"
 _LISTS, _INDEX = "keyWithTsToValues", "tsWithKey"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from statestore.codec.spark_types import SparkType
 
 _WATERMARK = "spark.watermarkDelayMs"
-"""What Spark notes of a column that has the watermark."""
+"""Key of Spark's metadata of a column that has the watermark."""
 _TIMES = ("timestamp", "timestamp_ntz")
 _NUM_DRAWN = 1024
 """Spark draws one of so many numbers, to divide the rows of a key."""
@@ -39,7 +39,7 @@ _NUM_DRAWN = 1024
 
 @dataclass(frozen=True, slots=True)
 class RowTime:
-    """Where the time of a row is.
+    """The column that has the time of a row.
 
     Attributes:
         side: `key` or `value`; of a key the index comes last.
@@ -86,7 +86,7 @@ class RowTime:
 
 @dataclass
 class FoundTimes:
-    """What the rows of a side say of their times.
+    """Columns that may have the time of the rows of a side.
 
     Attributes:
         side: left or right.

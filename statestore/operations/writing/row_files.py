@@ -479,4 +479,4 @@ FORMS: dict[str, Callable[[bytes, Path, dict[str, SparkType]], pa.Table]] = {
     ".json": _read_json,
     ".jsonl": _read_json,
 }
-"""What reads the bytes of a file, by how its name ends; the path is for errors."""
+"""Reads the bytes of a file, by how its name ends; the path is for errors."""

@@ -94,7 +94,7 @@ object ShimErrors {
   }
 
   /**
-   * What a store raises when it cannot be loaded: the condition of Spark's table that the kind of
+   * The error of a store that cannot be loaded: the condition of Spark's table that the kind of
    * error means, and after Spark's text ours. An argument that the user has to change stays an
    * IllegalArgumentException.
    */
@@ -108,7 +108,7 @@ object ShimErrors {
     case _ => raised(Uncategorized, Map.empty, cause)
   }
 
-  /** What a store raises for a column family that is not laid out as the checkpoint's. */
+  /** The error for a column family that is not laid out as the checkpoint's. */
   def schemaChanged(store: StateStoreId, stored: ColumnFamily, query: ColumnFamily): Throwable =
     raised(
       "STATE_STORE_COLUMN_FAMILY_SCHEMA_INCOMPATIBLE",
@@ -121,14 +121,14 @@ object ShimErrors {
           "To fix: restore the old query, give a new state variable another name, or start with " +
           "a new checkpoint location"))
 
-  /** What a store raises for a row that was written with a value schema that nobody described. */
+  /** The error for a row with a value schema that nobody described. */
   def unknownSchema(family: String, id: Short, known: Iterable[Short]): Throwable =
     new IllegalStateException(
       "[corruption] a row is of a value schema that its column family has not: " +
         s"column_family=$family, schema=$id, known=${known.toSeq.sorted.mkString(" ")}. " +
         "To fix: verify the checkpoint; where its checksums hold, report it")
 
-  /** What a store raises that is opened to be written and could not be committed. */
+  /** The error of a store that is opened to be written and could not be committed. */
   def noSuchStore(store: StateStoreId, numPartitions: Int): Throwable =
     new IllegalArgumentException(
       s"[invalid-argument] there is no such state store: ${describe(store)}, " +
@@ -136,7 +136,7 @@ object ShimErrors {
         s"outside of a query, Hadoop's configuration says how many state partitions there are: " +
         StoreContext.NumPartitionsKey)
 
-  /** What a store raises when its commit failed: Spark's error for a state file not written. */
+  /** The error of a commit that failed: Spark's own for a state file not written. */
   def cannotCommit(store: StateStoreId, version: Long, cause: Throwable): Throwable = cause match {
     case _: InterruptedException => cause
     case _ =>
@@ -195,7 +195,7 @@ object ShimErrors {
     "heap" -> classOf[HeapStateStoreProvider].getName,
     "rocksdb" -> classOf[RocksDBStateStoreProvider].getName)
 
-  /** What the conditions above name, from the fields of an error. */
+  /** Parameters of the conditions above, from the fields of an error. */
   private def parameters(
       store: StateStoreId,
       error: EngineReportedException): Map[String, String] = {

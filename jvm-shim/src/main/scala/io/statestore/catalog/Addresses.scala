@@ -20,7 +20,7 @@ final case class Operator(
 /**
  * Where rows are.
  *
- * @param name     what an address calls them; None where their operator has no others
+ * @param name     their name in an address; None where their operator has no others
  * @param isListed whether they are the query's own, not timers or what Spark keeps beside others
  * @param options  what Spark's state reader is asked for them; None where it does not show them
  */

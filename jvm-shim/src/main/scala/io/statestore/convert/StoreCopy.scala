@@ -157,7 +157,7 @@ private object CopySide {
   val HdfsBacked = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 }
 
-/** What is done with one store, in one task. */
+/** Copies and compares one store, in one task. */
 private[convert] final class StoreCopy(source: CopySide, target: CopySide, version: Long)
     extends Serializable {
 
@@ -266,7 +266,7 @@ private final class ContentSum {
 private final case class Difference(
     missing: Long, different: Long, foreign: Long, firstKey: Option[UnsafeRow]) {
 
-  /** Where no row differs, a read went wrong: then one does, nobody knows which. */
+  /** Counts one row as different where none is: a read went wrong, and nobody knows which row. */
   def atLeastOne: Difference = if (this == Difference.Equal) copy(different = 1L) else this
 
   /** The first bytes of the key, in hexadecimal. */

@@ -79,7 +79,7 @@ private[statestore] object DeltaWriter {
   /** The fastest of the regular levels: a commit waits for it. */
   val ZstdLevel = 1
 
-  /** What a buffer of `LargeBytes` or more is judged by: its beginning. */
+  /** Bytes of the beginning by which a buffer of `LargeBytes` or more is judged. */
   private val SampleBytes = 16L << 10
   private val LargeBytes = 8L * SampleBytes
 

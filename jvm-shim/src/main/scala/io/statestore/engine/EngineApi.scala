@@ -1,6 +1,6 @@
 package io.statestore.engine
 
-/** What an engine process offers over py4j: docs/protocol.md, one JSON object each way. */
+/** Methods of an engine process over py4j: docs/protocol.md, one JSON object each way. */
 trait EngineApi {
   def call(request: String): String
 }

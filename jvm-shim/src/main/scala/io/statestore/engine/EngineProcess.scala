@@ -62,7 +62,7 @@ private[engine] final class EngineProcess private (
     } catch { case e: Py4JException => throw new EngineFailedException(e) }
   }
 
-  /** How far a call is that this process answers on another thread. */
+  /** Steps that a call has done: the process answers this on another thread. */
   private def stepsOf(number: Long): Long = {
     val question = Json.write(Json.obj().put("op", "progress").put("of", number))
     val reply = client.within(callTimeoutMs / 2)(api.call(question))
@@ -144,7 +144,7 @@ private[engine] object EngineProcess {
           if (!isAnswer || !answer.complete(line)) logLine(name, line)
         }
       process.onExit().thenAccept { ended =>
-        // What it wrote last, a refusal above all, comes before the news of its end.
+        // Its last output, a refusal above all, comes before the news of its end.
         Seq(stdoutThread, stderrThread).foreach(_.join(1000L))
         answer.completeExceptionally(new ProcessEnded(ended.exitValue()))
         ()

@@ -212,13 +212,13 @@ final class HadoopFiles {
       } else if (isTree) listFiles(fileSystem, status.getPath, s"$name/", isTree, files)
     }
 
-  /** What is directly in a directory; nothing where there is none. */
+  /** Files and directories directly in a directory; none where it is not there. */
   private def statuses(fileSystem: FileSystem, directory: Path): Array[FileStatus] =
     try fileSystem.listStatus(directory)
     catch { case _: FileNotFoundException => Array.empty }
 }
 
-/** What a file system's errors are called. */
+/** Names of a file system's errors. */
 object HadoopFiles {
   /** The kind, of the Python package, of a file system's error. */
   def kindOf(error: Throwable): String = error match {

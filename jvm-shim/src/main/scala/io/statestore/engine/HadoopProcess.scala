@@ -18,7 +18,7 @@ object HadoopProcess {
 
   def main(arguments: Array[String]): Unit = {
     require(arguments.isEmpty, "takes no arguments")
-    // What a file system's jar starts may not keep the process: it ends here, however it does.
+    // Threads of a file system's jar may not keep the process: it ends here, however it does.
     val status =
       try {
         serve()

@@ -103,7 +103,7 @@ private[rocksdb] final class RecentRows {
 
 private[rocksdb] object RecentRows {
 
-  /** How many bytes recent rows may take of what a store has for them and its row cache. */
+  /** Bytes that recent rows may take of a store's share, which is for them and its row cache. */
   def maxBytes(share: Long): Long = math.min(share / 5, MostBytes)
 
   private val Deleted = new Array[Byte](0)

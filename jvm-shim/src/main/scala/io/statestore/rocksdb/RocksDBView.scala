@@ -161,7 +161,7 @@ private[statestore] final class RocksDBView(
 
     val cache =
       new RowCache(rowCacheBytes, if (path == null) noRows else null)
-    // What reads of RocksDB have cost, in rows of a scan, and how many rows did not fit the cache.
+    // Cost of reads of RocksDB, in rows of a scan, and number of rows that did not fit the cache.
     private var spent = 0L
     private var tooMany = Long.MaxValue
 
@@ -270,10 +270,10 @@ private object RocksDBView {
   /** So many rows of a scan take as long as a lookup. */
   val RowsPerLookup = 8L
 
-  /** What a row takes on the heap at least, with its key, header and place in the index. */
+  /** Heap of the smallest row, with its key, header and place in the index. */
   val SmallestRowBytes = 32L
 
-  /** What its place in the index takes at least. */
+  /** Heap of its place in the index, at least. */
   val IndexBytes = 6L
 
   def Start: Long = Platform.BYTE_ARRAY_OFFSET.toLong

@@ -13,7 +13,7 @@ import org.apache.spark.sql.catalyst.expressions.UnsafeRow
  * does right behind one of the index finds no row: its order is row first, index last.
  */
 private[statestore] final class Evictions {
-  // What the write before removed from an index: the family that the index is of, and the row.
+  // Row that the write before removed from an index, and the family of the index.
   private var family: String = _
   private var indexRow: UnsafeRow = _
 

@@ -10,7 +10,7 @@ import org.apache.spark.unsafe.Platform
  * Memory outside of the JVM's heap for the pages of working views. Whoever takes a piece frees it:
  * nothing here is collected.
  *
- * What was freed stays mapped a while, and only a new page may take its place before that: a
+ * Freed memory stays mapped a while, and only a new page may take its place before that: a
  * task that is ended from outside has threads, as those that write to its Python worker, which may
  * read a row a moment after its handle is closed. They find bytes, if not those of the row.
  *
@@ -105,7 +105,7 @@ private[statestore] object OffHeapMemory {
     def grant(bytes: Long): Boolean
     def giveBack(bytes: Long): Unit
 
-    /** What sets the limit, each as key=value. */
+    /** Settings that make the limit, each as key=value. */
     def limit: String
   }
 }

@@ -60,7 +60,7 @@ private[statestore] final class Overlay(
       expected: Int = 0): OverlayFamily =
     families.getOrElseUpdate(family.id, new OverlayFamily(this, family, keyGroup, expected))
 
-  /** What was written to a family, null for nothing. */
+  /** Rows that were written to a family, null for none. */
   def writtenFamily(id: Int): OverlayFamily = families.getOrElse(id, null)
 
   def allFamilies: Iterable[OverlayFamily] = families.values

@@ -24,7 +24,7 @@ private[statestore] final class OverlayFamily(
   val table = new RecordTable(pages, expected)
   val sorted: SortedAddresses = if (family.ordered) new SortedAddresses(pages) else null
 
-  // What was written since the last spill, in that order; a replaced record stays in the list.
+  // Records since the last spill, as they were written; a replaced one stays in the list.
   private var addresses = new Array[Int](16)
   private var ranks = new Array[Int](16)
   private var used = 0
@@ -143,7 +143,7 @@ private[statestore] final class OverlayFamily(
     if (sorted != null) sorted.replace(address)
   }
 
-  /** Moves what is current on the heap to the end of the pages. */
+  /** Moves the current records on the heap to the end of the pages. */
   def moveHeapRecords(): Unit = {
     var kept = 0
     var i = 0

@@ -94,7 +94,7 @@ private[statestore] abstract class CommittedCursor {
 }
 
 /**
- * What a commit does to the view it was made on.
+ * The change that a commit makes to the view it was made on.
  *
  * @param families the column families of the new version
  */

@@ -66,7 +66,7 @@ object ListHeapCheck {
 
     def scanLists(): Unit = lists.iteratorWithMultiValues().foreach(_ => ())
 
-    /** What a list with a time to live does where its first element has expired. */
+    /** Removes the first element, as a list with a time to live does when it has expired. */
     def expireFirst(): Unit = lists.values(key).drop(1).zipWithIndex.foreach { case (value, i) =>
       lists.putValues(key, Iterator.single(value), append = i > 0)
     }

@@ -88,7 +88,7 @@ object SparkVersion extends SparkUntil41 {
   override def sessionOf(query: StreamExecution): SparkSession =
     query.asInstanceOf[{ def sparkSessionForStream: SparkSession }].sparkSessionForStream
 
-  /** What a session asked for is no longer known: Spark puts the pinned number in its place. */
+  /** Nobody knows the number that a session asked for: Spark puts the pinned one in its place. */
   override def pinnedPartitions(conf: SQLConf): Option[Int] = None
 
   /** Nothing in a task says so: the driver knows whether it is one of a query. */

@@ -2,7 +2,7 @@ package org.apache.spark.sql.execution.streaming.state
 
 import org.apache.spark.sql.types.StructType
 
-/** What Spark 4.3 declares and this one does not. */
+/** Members that Spark 4.3 declares and this one does not. */
 trait StoreMembers {
   def registerColFamily(
       colFamilyName: String,

@@ -51,7 +51,7 @@ private[state] object FirstOffsets extends Logging {
     case _ => false
   }
 
-  /** Whether nothing is there that Spark goes on with, or refuses to begin beside. */
+  /** Whether no file is there that Spark would go on with, or would refuse to begin beside. */
   private def isNew(query: StreamExecution, session: SparkSession): Boolean = {
     def isEmpty(name: String): Boolean = {
       val directory = new Path(query.resolvedCheckpointRoot, name)
@@ -65,7 +65,7 @@ private[state] object FirstOffsets extends Logging {
   private def add(query: StreamExecution, session: SparkSession): Unit = {
     val conf = session.sessionState.conf
     val partitions = SQLConf.STATEFUL_SHUFFLE_PARTITIONS_INTERNAL
-    // What Spark is about to set, and needs to be set for the entry.
+    // Spark is about to set it, and the entry needs it set.
     if (conf.getConf(partitions).isEmpty) {
       conf.setConfString(partitions.key, conf.getConf(SQLConf.SHUFFLE_PARTITIONS).toString)
     }
@@ -87,7 +87,7 @@ private[state] object FirstOffsets extends Logging {
     }
   }
 
-  /** What `MicroBatchExecution` makes a source of, or takes for one: a node each. */
+  /** Nodes of which `MicroBatchExecution` makes a source each, or which it takes for one. */
   private val isSource: PartialFunction[LogicalPlan, LogicalPlan] = {
     case node @ (_: StreamingRelation | _: StreamingRelationV2 | _: StreamingExecutionRelation |
         _: StreamingDataSourceV2ScanRelation) => node

@@ -23,7 +23,7 @@ sealed abstract class AbsentSpec {
         "To fix: start the query with Spark 4.2 or later")
 }
 
-/** What Spark 4.2 and 4.3 declare and these do not. */
+/** Members that Spark 4.2 and 4.3 declare and these do not. */
 trait StoreMembersUntil41 {
   def multiGet(keys: Array[UnsafeRow], colFamilyName: String): Iterator[UnsafeRow]
 

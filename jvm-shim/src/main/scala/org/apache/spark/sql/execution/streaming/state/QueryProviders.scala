@@ -68,7 +68,7 @@ object QueryProviders {
     /**
      * Spark calls this on the query's own thread, when the query has its copy of the configuration,
      * and before it fills in what real-time mode is to have, or reads what the checkpoint pins.
-     * What this raises Spark only logs.
+     * Spark only logs an exception of this method.
      */
     override def onQueryStarted(event: QueryStartedEvent): Unit =
       Option(find(event.id)).foreach { query =>

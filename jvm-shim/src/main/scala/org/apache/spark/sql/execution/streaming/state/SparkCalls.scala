@@ -11,7 +11,7 @@ import org.apache.spark.sql.execution.streaming.runtime.StreamExecution
 import org.apache.spark.sql.internal.SQLConf
 import org.apache.spark.sql.types.StructType
 
-/** What is told of a single store: the version of its newest snapshot, and of the commit. */
+/** Metrics of a single store: the version of its newest snapshot, and numbers of its commit. */
 final case class OfStore(id: StateStoreId, snapshot: Long, commitMs: Long, versionBytes: Long)
 
 /**
