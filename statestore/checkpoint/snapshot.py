@@ -7,9 +7,9 @@ it can be written beside commits and be lost at any moment.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow.ipc as ipc
@@ -21,7 +21,7 @@ from statestore.codec.merge import merge_runs
 from statestore.codec.rows import SCHEMA, split_for_blocks, to_numpy, write_options
 from statestore.codec.sealed_file import append_trailer
 from statestore.codec.state_file import describe_stream
-from statestore.codec.trailer import RowCounts, Trailer, compute_lineage
+from statestore.codec.trailer import Block, RowCounts, Trailer, compute_lineage
 from statestore.core.errors import CorruptionError, FencedError, InternalError, NotFoundError
 from statestore.core.version import WRITER
 from statestore.io.local import named_errors
@@ -79,6 +79,53 @@ def replay_ms(num_rows: int, num_files: int) -> float:
     return num_rows / REPLAY_ROWS_PER_MS + num_files * REPLAY_MS_PER_FILE
 
 
+def summary_trailer(
+    head: Trailer,
+    kind: Literal["snapshot", "merged"],
+    files: tuple[FileRef, ...],
+    blocks: tuple[Block, ...],
+    rows: RowCounts,
+    counts: tuple[int | None, int | None],
+) -> Trailer:
+    """Return the trailer of a file that stands for files of a version, by that of its delta.
+
+    `files` are those that a merged file stands for; a snapshot stands for all. `counts` are the
+    rows of the version, and of its internal column families.
+    """
+    num_keys, num_internal_keys = counts
+    return replace(
+        head,
+        kind=kind,
+        writer=WRITER,
+        parent=head.version_ref,
+        lineage=compute_lineage(head.version_ref, blocks),
+        files=files,
+        blocks=blocks,
+        rows=rows,
+        num_keys=num_keys,
+        num_internal_keys=num_internal_keys,
+        key_group_rows=None,
+        parent_commit=None,
+    )
+
+
+def check_num_rows(head: Trailer, num_rows: int) -> None:
+    """Check that a snapshot has as many rows as its version, where that counts them.
+
+    Raises:
+        InternalError: It has not.
+    """
+    if head.num_keys not in (num_rows, None):
+        raise InternalError(
+            "the rows of a version are not as many as its trailer says",
+            store=str(head.store),
+            version=head.version,
+            expected=head.num_keys,
+            found=num_rows,
+            to_fix="report it with the query's stateful operators; no snapshot was published",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class SnapshotStatus:
     """The newest published snapshot known.
@@ -129,16 +176,7 @@ class SnapshotWriter:
         try:
             with named_errors("write a snapshot to the scratch directory", local_path):
                 num_rows, num_internal_rows = self._write_stream(restored, local_path)
-            if head.num_keys not in (num_rows, None):
-                raise InternalError(
-                    "the rows of a version are not as many as its trailer says",
-                    store=str(head.store),
-                    version=head.version,
-                    expected=head.num_keys,
-                    found=num_rows,
-                    to_fix="report it with the query's stateful operators; no snapshot was "
-                    "published",
-                )
+            check_num_rows(head, num_rows)
             counts = num_rows, num_internal_rows
             return self._publish(restored, local_path, name, *counts)
         finally:
@@ -172,26 +210,8 @@ class SnapshotWriter:
         head = restored.head.trailer
         length = Path(local_path).stat().st_size
         blocks = describe_stream(local_path, length, head.max_parallelism)
-        trailer = Trailer(
-            kind="snapshot",
-            writer=WRITER,
-            store=head.store,
-            backend=head.backend,
-            version=head.version,
-            checkpoint_id=head.checkpoint_id,
-            checkpoint_format=head.checkpoint_format,
-            parent=head.version_ref,
-            lineage=compute_lineage(head.version_ref, blocks),
-            files=(),
-            blocks=blocks,
-            rows=RowCounts(put=num_rows),
-            num_keys=num_rows,
-            num_internal_keys=num_internal_rows,
-            max_parallelism=head.max_parallelism,
-            num_partitions=head.num_partitions,
-            rescalable=head.rescalable,
-            column_families=head.column_families,
-        )
+        rows, counts = RowCounts(put=num_rows), (num_rows, num_internal_rows)
+        trailer = summary_trailer(head, "snapshot", (), blocks, rows, counts)
         size = trailer.body_length + len(append_trailer(local_path, trailer))
         path = self.location.path(name)
         sync = self.options.fsync_enabled

@@ -7,12 +7,13 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.cleanup import Cleanup, Deadline, delete_files
+from statestore.checkpoint.load import check_settings
 from statestore.checkpoint.recent import RecentVersions
 from statestore.checkpoint.rescale_refs import release
 from statestore.checkpoint.retention import plan_cleanup
 from statestore.checkpoint.snapshot import SnapshotStatus
 from statestore.checkpoint.summaries import Summaries
-from statestore.checkpoint.trailers import other_provider_error
+from statestore.checkpoint.trailers import other_provider_error, read_delta_trailer
 from statestore.core.key_groups import resolve_max_parallelism
 
 if TYPE_CHECKING:
@@ -33,11 +34,13 @@ class VersionsBase(ABC):
     Args:
         location: The store.
         clock: Source of time.
+        backend: The state backend.
     """
 
-    def __init__(self, location: StoreLocation, clock: Clock) -> None:
+    def __init__(self, location: StoreLocation, clock: Clock, backend: str) -> None:
         self.location = location
         self._clock = clock
+        self._backend = backend
         self._lock = threading.Lock()
         self._recent = RecentVersions(location)
         self._summaries = Summaries(location)
@@ -69,6 +72,23 @@ class VersionsBase(ABC):
             NotFoundError, CorruptionError, FencedError, StorageError: As `read_delta_trailer`.
         """
         return self._recent.read(version, checkpoint_id)
+
+    def _head_to_load(
+        self,
+        version: int,
+        checkpoint_id: str | None,
+        num_partitions: int | None,
+        options: StateStoreOptions,
+    ) -> PublishedFile:
+        """Read the delta of a version that fits the query; errors as the two calls."""
+        head = read_delta_trailer(self.location, version, checkpoint_id)
+        check_settings(
+            head.trailer,
+            backend=self._backend,
+            num_partitions=num_partitions,
+            max_parallelism=options.max_parallelism,
+        )
+        return head
 
     def has_lineage(self, version: VersionRef) -> bool:
         """Return whether an attempt of a version has a lineage; if so, it is the newest version.

@@ -35,17 +35,18 @@ if TYPE_CHECKING:
 
 _SHOWN = 200
 """Characters of an offset that are shown: that of a Kafka source names every partition."""
-
-
-@click.command("list")
-@checkpoint_argument()
-@click.option(
+_limit_option = click.option(
     "--limit",
     type=click.IntRange(1),
     default=20,
     show_default=True,
     help="Show at most so many, the newest.",
 )
+
+
+@click.command("list")
+@checkpoint_argument()
+@_limit_option
 @click.option(
     "--savepoints", metavar="DIRECTORY", help="List the query's savepoints in this directory, too."
 )
@@ -197,13 +198,7 @@ def _info_or_problem(one: Checkpoint) -> CheckpointInfo | str:
 
 @click.command()
 @checkpoint_argument()
-@click.option(
-    "--limit",
-    type=click.IntRange(1),
-    default=20,
-    show_default=True,
-    help="Show at most so many, the newest.",
-)
+@_limit_option
 @storage_option
 @output_option
 def history(checkpoint: str, limit: int, storage_options: dict[str, str], output: str) -> None:

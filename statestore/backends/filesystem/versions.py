@@ -18,7 +18,6 @@ from statestore.checkpoint.load import (
     LoadedVersion,
     chain_from_snapshot,
     check_first_change,
-    check_settings,
     deltas_since,
     load_files,
     open_ref,
@@ -31,6 +30,8 @@ from statestore.codec.trailer import compute_lineage
 from statestore.core.errors import StorageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.references import FileRef, VersionRef
     from statestore.core.clock import Clock
@@ -44,8 +45,7 @@ class FilesystemVersions(VersionsBase):
     """The versions of one store whose rows reach the shim in files; see VersionsBase."""
 
     def __init__(self, location: StoreLocation, clock: Clock, backend: str = BACKEND) -> None:
-        super().__init__(location, clock)
-        self._backend = backend
+        super().__init__(location, clock, backend)
         self._pinned: frozenset[str] = frozenset()
         """Paths of the files a caller was told to read; they are not deleted."""
         self._held: tuple[str, ...] = ()
@@ -72,18 +72,8 @@ class FilesystemVersions(VersionsBase):
             NotFoundError, IncompatibleError, FencedError, CorruptionError, StorageError: As
                 `load_files` and `check_settings`.
         """
-        head = read_delta_trailer(self.location, version, checkpoint_id)
-        check_settings(
-            head.trailer,
-            backend=self._backend,
-            num_partitions=num_partitions,
-            max_parallelism=options.max_parallelism,
-        )
-        if from_snapshot is None:
-            chain = self._chain_to_load(head, options)
-        else:
-            chain = chain_from_snapshot(self.location, head, from_snapshot)
-        restored = load_files(self.location, head, chain)
+        head = self._head_to_load(version, checkpoint_id, num_partitions, options)
+        restored = self._restore(head, self._chain_to_load, options, from_snapshot)
         self._recent.remember(head)
         self._notice(next((ref for ref in restored.refs if _is_own_snapshot(ref)), None))
         with self._lock:
@@ -103,22 +93,25 @@ class FilesystemVersions(VersionsBase):
 
         Args and errors as `load`. Its files stay until the next commit, or `forget_heads`.
         """
-        head = read_delta_trailer(self.location, version, checkpoint_id)
-        check_settings(
-            head.trailer,
-            backend=self._backend,
-            num_partitions=None,
-            max_parallelism=options.max_parallelism,
-        )
-        if from_snapshot is None:
-            chain = self._chain_to_read(head, options)
-        else:
-            chain = chain_from_snapshot(self.location, head, from_snapshot)
-        restored = load_files(self.location, head, chain)
+        head = self._head_to_load(version, checkpoint_id, None, options)
+        restored = self._restore(head, self._chain_to_read, options, from_snapshot)
         with self._lock:
             self._pinned |= {self.location.path(ref.path) for ref in restored.refs}
             self._held += tuple(file.path for file in restored.files)
         return restored
+
+    def _restore(
+        self,
+        head: PublishedFile,
+        chain_of: Callable[[PublishedFile, StateStoreOptions], tuple[FileRef, ...]],
+        options: StateStoreOptions,
+        from_snapshot: int | None,
+    ) -> LoadedVersion:
+        if from_snapshot is None:
+            chain = chain_of(head, options)
+        else:
+            chain = chain_from_snapshot(self.location, head, from_snapshot)
+        return load_files(self.location, head, chain)
 
     def commit(
         self, new: NewVersion, local_path: str, arrow_length: int, options: StateStoreOptions

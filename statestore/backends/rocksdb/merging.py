@@ -29,7 +29,7 @@ import operator
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rocksdict import Rdict
 
@@ -38,13 +38,12 @@ from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database import ingest_files, local_errors
 from statestore.checkpoint.layout import store_of_path
 from statestore.checkpoint.lineage import check_ref, check_store, make_ref
+from statestore.checkpoint.snapshot import check_num_rows, summary_trailer
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
 from statestore.codec.rows import DELETE, PUT, Row
 from statestore.codec.sealed_file import SealedFile, append_trailer
-from statestore.codec.trailer import Trailer, compute_lineage
-from statestore.core.errors import FencedError, InternalError
+from statestore.core.errors import FencedError
 from statestore.core.options import StateStoreOptions
-from statestore.core.version import WRITER
 from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
@@ -215,15 +214,8 @@ def merge_files(
             body = sst.write_body(rows, f"{directory}/body", sst_options)
         finally:
             database.close()
-        if is_whole and trailer.num_keys not in (body.rows.put, None):
-            raise InternalError(
-                "the rows of a version are not as many as its trailer says",
-                store=str(trailer.store),
-                version=trailer.version,
-                expected=trailer.num_keys,
-                found=body.rows.put,
-                to_fix="report it with the query's stateful operators; no snapshot was published",
-            )
+        if is_whole:
+            check_num_rows(trailer, body.rows.put)
         counts = (body.rows.put, num_internal) if is_whole else None
         return _publish(location, head, tuple(sources), body, counts, sync=sync)
 
@@ -259,28 +251,10 @@ def _publish(
     """Publish a merged file; a snapshot where the counts of all and of internal rows are given."""
     of = head.trailer
     is_whole = counts is not None
-    num_keys, num_internal_keys = counts or (of.num_keys, of.num_internal_keys)
-    name = location.summary_name("snapshot" if is_whole else "merged", of.version, of.checkpoint_id)
-    trailer = Trailer(
-        kind="snapshot" if is_whole else "merged",
-        writer=WRITER,
-        store=of.store,
-        backend=of.backend,
-        version=of.version,
-        checkpoint_id=of.checkpoint_id,
-        checkpoint_format=of.checkpoint_format,
-        parent=of.version_ref,
-        lineage=compute_lineage(of.version_ref, body.blocks),
-        files=sources,
-        blocks=body.blocks,
-        rows=body.rows,
-        num_keys=num_keys,
-        num_internal_keys=num_internal_keys,
-        max_parallelism=of.max_parallelism,
-        num_partitions=of.num_partitions,
-        rescalable=of.rescalable,
-        column_families=of.column_families,
-    )
+    kind: Literal["snapshot", "merged"] = "snapshot" if is_whole else "merged"
+    name = location.summary_name(kind, of.version, of.checkpoint_id)
+    known = counts or (of.num_keys, of.num_internal_keys)
+    trailer = summary_trailer(of, kind, sources, body.blocks, body.rows, known)
     size = trailer.body_length + len(append_trailer(body.path, trailer))
     try:
         location.io.publish(body.path, location.path(name), sync=sync, overwrite=False)

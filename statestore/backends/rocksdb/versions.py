@@ -27,7 +27,7 @@ from statestore.checkpoint.commit import (
     publish_delta,
 )
 from statestore.checkpoint.lineage import check_parent
-from statestore.checkpoint.load import chain_from_snapshot, check_settings, deltas_since
+from statestore.checkpoint.load import chain_from_snapshot, deltas_since
 from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer
 from statestore.checkpoint.versions import VersionsBase
 from statestore.codec.references import VersionRef
@@ -79,7 +79,7 @@ class RocksDBVersions(VersionsBase):
         local_directory: str,
         memory: DatabaseMemory,
     ) -> None:
-        super().__init__(location, clock)
+        super().__init__(location, clock, BACKEND)
         self._local_directory = local_directory
         self._memory = memory
         self._local = LocalVersions(location, local_directory, memory)
@@ -100,13 +100,7 @@ class RocksDBVersions(VersionsBase):
 
         Args and errors as FilesystemVersions.load; StorageError also when the local disk failed.
         """
-        head = read_delta_trailer(self.location, version, checkpoint_id)
-        check_settings(
-            head.trailer,
-            backend=BACKEND,
-            num_partitions=num_partitions,
-            max_parallelism=options.max_parallelism,
-        )
+        head = self._head_to_load(version, checkpoint_id, num_partitions, options)
         if from_snapshot is not None:
             with self._reading:
                 return self._replay(head, from_snapshot, options)
@@ -129,13 +123,7 @@ class RocksDBVersions(VersionsBase):
         keeps loads and commits away meanwhile. Any other goes into a database for readers: the
         query's stays at the parent of the next commit. Args and errors as `load`.
         """
-        head = read_delta_trailer(self.location, version, checkpoint_id)
-        check_settings(
-            head.trailer,
-            backend=BACKEND,
-            num_partitions=None,
-            max_parallelism=options.max_parallelism,
-        )
+        head = self._head_to_load(version, checkpoint_id, None, options)
         if from_snapshot is None and turn.try_acquire(_WAIT_FOR_TURN_S):
             try:
                 if self._local.is_near(head.trailer.version_ref):
