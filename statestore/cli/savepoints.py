@@ -297,8 +297,10 @@ def restore(
     """  # noqa: D301
     from statestore.api.checkpoint import Checkpoint
 
-    if not all(number.isdecimal() for number in map_operators.values()):
-        raise click.UsageError("--map-operator takes OLD:NEW, two operator IDs")
+    for old, number in map_operators.items():
+        if not number.isdecimal():
+            usage = f"--map-operator takes OLD:NEW, two operator IDs: not '{old}:{number}'"
+            raise click.UsageError(usage)
     it = Checkpoint(source, storage_options=storage_options)
     with progress_bar("restore", output=output) as progress:
         result = it.restore(
@@ -353,6 +355,6 @@ def _pairs(given: tuple[str, ...], usage: str) -> dict[int, str]:
     for pair in given:
         number, _, rest = pair.partition(":")
         if not number.isdecimal() or not rest:
-            raise click.UsageError(usage)
+            raise click.UsageError(f"{usage}: not {pair!r}")
         pairs[int(number)] = rest
     return pairs

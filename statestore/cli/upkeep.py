@@ -305,7 +305,8 @@ def _versions(given: tuple[str, ...]) -> Literal["all"] | list[int] | None:
     try:
         return [int(version) for version in given] or None
     except ValueError as error:
-        raise click.UsageError("--version takes a state version, or all") from error
+        named = " ".join(given)
+        raise click.UsageError(f"--version takes state versions, or all: not {named!r}") from error
 
 
 @click.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,7 +162,9 @@ def _queries(given: tuple[str, ...]) -> dict[Any, Any]:
     """Return what makes rows, by their address."""
     queries = parse_settings("--sql", given, "NAME=SELECT")
     if len(queries) < len(given):
-        raise click.UsageError("--sql names the same rows twice")
+        names = Counter(one.partition("=")[0] for one in given)
+        twice = ", ".join(name for name, count in names.items() if count > 1)
+        raise click.UsageError(f"--sql is given twice for the same rows: {twice}")
     return dict(queries)
 
 

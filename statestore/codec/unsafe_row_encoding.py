@@ -268,7 +268,9 @@ def _maps(column: Any, kind: SparkType) -> _Part:
     counts = np.diff(offsets)
     if column.keys.null_count:
         raise InvalidArgumentError(
-            "a map has a key that is null", to_fix="leave such entries out: Spark has none"
+            "a map has a key that is null",
+            num_entries=column.keys.null_count,
+            to_fix="leave such entries out: Spark has none",
         )
     keys, values = (
         _elements(_between(elements, offsets), element, counts)

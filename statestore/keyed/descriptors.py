@@ -40,12 +40,12 @@ class StateTtlConfig:
     def __post_init__(self) -> None:
         if self.ttl < timedelta(milliseconds=1):
             raise InvalidArgumentError(
-                "the time to live is too short", to_fix="1 ms or more", ttl=self.ttl
+                "the time to live is too short", to_fix="give 1 ms or more", ttl=self.ttl
             )
         if self.update_type not in ("OnCreateAndWrite", "OnReadAndWrite"):
             raise InvalidArgumentError(
                 "no such update type of a time to live",
-                to_fix="'OnCreateAndWrite' or 'OnReadAndWrite'",
+                to_fix="use OnCreateAndWrite or OnReadAndWrite",
                 update_type=self.update_type,
             )
 
@@ -76,7 +76,7 @@ class StateDescriptor(ABC):
         if not self.name or self.name.startswith("$"):
             raise InvalidArgumentError(
                 "no name of a state variable: Spark's own begin with '$'",
-                to_fix="name the state",
+                to_fix="give a name that does not begin with '$'",
                 name=self.name,
             )
 

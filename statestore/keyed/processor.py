@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from copy import copy, deepcopy
 from typing import TYPE_CHECKING, Any, cast
 
+import pyspark
 from pyspark import TaskContext
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -76,11 +77,14 @@ def process(
         raise IncompatibleError(
             "this Spark has no transformWithState of rows",
             kind="wrong-spark",
+            spark=pyspark.__version__,
             to_fix="take Spark 4.1 or later, or transformWithStateInPandas",
         )
     if time_mode not in _TIME_MODES:
         raise InvalidArgumentError(
-            "no such time mode", to_fix=f"one of {_TIME_MODES}", time_mode=time_mode
+            "no such time mode",
+            to_fix=f"use one of {', '.join(_TIME_MODES)}",
+            time_mode=time_mode,
         )
     processor = keyed_processor(function, output, time_mode)
     return grouped.transformWithState(

@@ -104,7 +104,7 @@ class RuntimeContext:
         if descriptor.ttl is not None and self._time_mode != "ProcessingTime":
             raise InvalidArgumentError(
                 "a time to live is by processing time",
-                to_fix="process(…, time_mode='ProcessingTime')",
+                to_fix="give process() time_mode='ProcessingTime'",
                 state=name,
                 time_mode=self._time_mode,
             )
@@ -210,7 +210,7 @@ class TimerService:
         if self._time_mode != time_mode:
             raise InvalidArgumentError(
                 "a query has timers by one time only, that of its time mode",
-                to_fix=f"process(…, time_mode={time_mode!r})",
+                to_fix=f"give process() time_mode={time_mode!r}",
                 time_mode=self._time_mode,
             )
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -95,12 +96,13 @@ class StatefulSource(DataSource):
             raise IncompatibleError(
                 "this Spark does not tell a source of Python where a batch starts",
                 kind="wrong-spark",
+                spark=pyspark.__version__,
                 to_fix="take Spark 4.2 or later",
             )
         if self.redistribution not in _REDISTRIBUTIONS:
             raise InvalidArgumentError(
                 "no such redistribution of elements",
-                to_fix=f"one of {_REDISTRIBUTIONS}",
+                to_fix=f"use one of {', '.join(_REDISTRIBUTIONS)}",
                 redistribution=self.redistribution,
             )
         return _Reader(self, _parallelism(self.options.get("parallelism", "1")))
@@ -149,6 +151,8 @@ def split(
 def _parallelism(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise InvalidArgumentError(
-            "the parallelism of a source is out of range", to_fix="1 or more", parallelism=text
+            "the parallelism of a source is out of range",
+            to_fix="give a whole number from 1",
+            parallelism=text,
         )
     return int(text)

@@ -81,6 +81,7 @@ def find_place(
     if not operators:
         raise InvalidArgumentError(
             "the query keeps no state: it has no stateful operator",
+            rows=address,
             to_fix="name the checkpoint of a query that aggregates, joins or deduplicates",
         )
     known = [one.id for one in operators]

@@ -85,7 +85,7 @@ class OperatorMap:
             raise InvalidArgumentError(
                 "an operator is mapped and dropped",
                 operator=", ".join(map(str, sorted(both))),
-                to_fix="do one of the two",
+                to_fix="map it or drop it",
             )
         for operator, name in self.added.items():
             if name not in OPERATOR_NAMES:

@@ -147,6 +147,7 @@ def _start(start_query: Callable[[], StreamingQuery]) -> StreamingQuery:
     if query is None:
         raise InvalidArgumentError(
             "start_query returned no query; a query that it started runs on",
+            returned=None,
             to_fix="return what `start()` returns",
         )
     return query

@@ -83,7 +83,9 @@ class KeyedHarness:
     ) -> None:
         if time_mode != "None" and time_mode not in TIMERS:
             raise InvalidArgumentError(
-                "no such time mode", to_fix=f"one of {('None', *TIMERS)}", time_mode=time_mode
+                "no such time mode",
+                to_fix=f"use one of {', '.join(('None', *TIMERS))}",
+                time_mode=time_mode,
             )
         if not isinstance(state, StateToBeginWith | None):
             raise InvalidArgumentError(
@@ -197,7 +199,10 @@ class KeyedHarness:
             row = given if isinstance(given, Row) else Row(**given)
             if missing := [name for name in wanted if name not in row]:
                 raise InvalidArgumentError(
-                    "a row lacks a column", to_fix="give it", column=missing[0], row=row
+                    "a row lacks a column",
+                    to_fix="give each row all columns of the input",
+                    column=missing[0],
+                    row=row,
                 )
             if self._is_late(row):
                 continue

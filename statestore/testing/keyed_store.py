@@ -364,7 +364,7 @@ class Handle:
         if self._time_mode == "None":
             raise InvalidArgumentError(
                 "a query without a time mode has no timers",
-                to_fix="time_mode='EventTime' or 'ProcessingTime'",
+                to_fix="give time_mode='EventTime' or time_mode='ProcessingTime'",
                 time_mode=self._time_mode,
             )
         return self._store.timers

@@ -92,7 +92,10 @@ def test_wrong_usage_and_refusals_have_a_status_of_their_own(
     run("savepoint", query.path, tmp_path / "savepoint")
 
     for wrong in (("--map-operator", "x"), ("--map-operator", "0:x"), ("--add-operator", "1")):
-        assert run("restore", tmp_path / "savepoint", tmp_path / "again", *wrong).exit_code == 2
+        called = run("restore", tmp_path / "savepoint", tmp_path / "again", *wrong)
+        assert called.exit_code == 2
+        assert f"{wrong[0]} takes" in called.output
+        assert f"not '{wrong[1]}'" in called.output
     refused = run("restore", tmp_path / "savepoint", query.path)
 
     assert refused.exit_code == 1

@@ -216,12 +216,18 @@ def test_rows_that_are_late_are_dropped() -> None:
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda: KeyedHarness(Visits(), "user", time_mode="Later"), "no such time mode"),  # type: ignore[arg-type]
+        (
+            lambda: KeyedHarness(Visits(), "user", time_mode="Later"),
+            "time_mode='Later'. To fix: use one of None, ",
+        ),  # type: ignore[arg-type]
         (lambda: KeyedHarness(Visits(), "user"), "by processing time"),
         (lambda: KeyedHarness(object(), "user"), "not a function of keyed state"),  # type: ignore[arg-type]
         (lambda: KeyedHarness(dict, "user"), "function='dict'. To fix: give an instance"),  # type: ignore[arg-type]
         (lambda: KeyedHarness(Visits(), "user", state="/ck"), "state='/ck'. To fix: give"),  # type: ignore[arg-type]
-        (lambda: harness_of_visits().batch([Row(page="a")]), "lacks a column"),
+        (
+            lambda: harness_of_visits().batch([Row(page="a")]),
+            "lacks a column: column='user', row=.* all columns",
+        ),
         (lambda: harness_of_visits().state("count"), "no state has the name"),
         (lambda: harness_of_visits().batch(at_ms=-1), "does not go back"),
         (lambda: harness_of_visits().batch(at_ms=1.5), "at_ms=1.5, .* a whole number"),  # type: ignore[arg-type]

@@ -291,7 +291,7 @@ def test_keys_are_deleted_and_rows_put(tmp_path: Path) -> None:
         for row in savepoint.rows("0").read().to_pylist()
         if row["key"]["k"] >= 10 and row["value"]["value"] >= 50000
     }
-    with pytest.raises(InvalidArgumentError, match="nothing to edit"):
+    with pytest.raises(InvalidArgumentError, match=r"nothing to edit: rows=0\. To fix: name"):
         savepoint.transform(tmp_path / "again", {0: Edited()})
 
 

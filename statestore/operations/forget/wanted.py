@@ -127,7 +127,9 @@ class Wanted:
             table = read_given(self._given, store, grouping, has_values=False)
             if not table.num_rows:
                 raise InvalidArgumentError(
-                    "no key is given", to_fix="give the keys that are to be forgotten"
+                    "no key is given",
+                    num_keys=0,
+                    to_fix="give the keys that are to be forgotten",
                 )
             for encoded in FamilyColumns(store, grouping).keys(table.to_batches()):
                 given: list[Any] = encoded.to_pylist()

@@ -199,7 +199,9 @@ def decide_edit(
     if expire is not None:
         if delete is not None:
             raise InvalidArgumentError(
-                "rows either expire or are deleted", expire=expire, to_fix="edit twice"
+                "rows either expire or are deleted",
+                expire=expire,
+                to_fix="expire rows by one call and delete others by a second one",
             )
         operator = _find(found, shapes, rows)[0].operator
         of_operator = [shape for shape in shapes if shape.operator == operator]
@@ -227,7 +229,9 @@ def _edited(
     delete, upsert = edited.delete, edited.upsert
     if delete is None and upsert is None:
         raise InvalidArgumentError(
-            "there is nothing to edit", to_fix="name keys to delete, or rows to put"
+            "there is nothing to edit",
+            rows=address,
+            to_fix="name keys to delete, or rows to put",
         )
     shape, family = _find(found, shapes, address)
     columns = FamilyColumns(shape.name, family, shape.merges_zeros)
