@@ -30,8 +30,9 @@ from statestore.core.text import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from statestore.api.checkpoint import Checkpoint
-    from statestore.operations.upkeep.survey import CheckpointInfo
+    from statestore.api.checkpoint import Checkpoint, Savepoint
+    from statestore.api.listing import Listing
+    from statestore.operations.upkeep.survey import CheckpointInfo, VersionInfo
 
 _SHOWN = 200
 """Characters of an offset that are shown: that of a Kafka source names every partition."""
@@ -66,8 +67,8 @@ def list_command(
     reads, its snapshots, the time of its commit, and how long the slowest store took for it. An
     expired version was deleted by retention, or left behind by a savepoint or restore: nothing is
     wrong with it. A damaged version lost files or has wrong ones. An unreadable one cannot be
-    reached. This command, verify, read, inspect and diff also read checkpoints of Spark's own
-    providers.
+    reached. This command, report, verify, read, inspect, sql and diff also read checkpoints of
+    Spark's own providers.
 
     A directory that is no checkpoint, such as the storage of a declarative pipeline, stands for
     those below it: each is a line. A flow of a pipeline has one more checkpoint for each full
@@ -87,12 +88,20 @@ def list_command(
         return
     it = Checkpoint(checkpoint, storage_options=storage_options)
     info, versions = it.info, it.versions(limit=limit)
-    retained = () if savepoints is None else it.savepoints(savepoints)
+    retained = None if savepoints is None else it.savepoints(savepoints)
     if output == "json":
         listed = [asdict(version) for version in versions]
-        found = [{"uri": one.uri, "savepoint": asdict(one.info)} for one in retained]
+        found = [{"uri": one.uri, "savepoint": asdict(one.info)} for one in retained or ()]
         print_json({**asdict(info), "versions": listed, "savepoints": found})
         return
+    _print_info(info)
+    _print_versions(versions)
+    if savepoints is not None and retained is not None:
+        _print_savepoints(retained, savepoints)
+
+
+def _print_info(info: CheckpointInfo) -> None:
+    """Print what there is in a checkpoint, beside its versions."""
     click.echo(
         f"{info.uri}: {info.kept_as}, {info.num_partitions} state partitions, "
         f"{format_bytes(info.stored_bytes)} of state files"
@@ -112,6 +121,9 @@ def list_command(
             "is running" if info.is_running else "is planned and not committed: it runs again"
         )
         click.echo(f"batch {info.uncommitted_batch} {is_running}")
+
+
+def _print_versions(versions: Listing[VersionInfo]) -> None:
     columns = ["version", "batch", "kind", "made by", "partitions", "rows", "added", "full",
                "snapshots", "committed", "took"]  # fmt: skip
     rows: list[list[object]] = [
@@ -136,15 +148,20 @@ def list_command(
         click.echo("No batch is committed yet.")
     for version in (version for version in versions if version.problem):
         click.echo(f"version {version.version}: {version.problem}")
-    if retained:
-        infos = [(one.uri, one.info) for one in retained]
-        rows = [
+
+
+def _print_savepoints(retained: Listing[Savepoint], directory: str) -> None:
+    if not retained:
+        click.echo(f"No savepoint of the query in {directory}.")
+        return
+    infos = [(one.uri, one.info) for one in retained]
+    print_table(
+        ["version", "form", "rows", "bytes", "savepoint"],
+        [
             [of.version, of.form, of.num_rows, format_bytes(of.state_bytes), uri]
             for uri, of in infos
-        ]
-        print_table(["version", "form", "rows", "bytes", "savepoint"], rows)
-    elif savepoints is not None:
-        click.echo(f"No savepoint of the query in {savepoints}.")
+        ],
+    )
 
 
 def _list_checkpoints(directory: str, found: Sequence[Checkpoint], output: str) -> None:

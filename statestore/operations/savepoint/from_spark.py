@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ from statestore.operations.spark_states import find_versions, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
+    from concurrent.futures import Executor
 
     from statestore.backends.form import Work
     from statestore.checkpoint.trailers import PublishedFile
@@ -124,66 +126,68 @@ class FromSpark(Pass):
     def write(self, stores: Sequence[Store], state: NewState) -> dict[StoreName, PublishedFile]:
         """Write them: each state partition by itself, or each row where its key group belongs."""
         ((operator, name),) = stores
-        new_id = state.operators.new_id(operator)
+        first = StoreName(state.operators.new_id(operator), 0, name)
+        with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
+            if len(self.states) == self.num_partitions:
+                made = list(pool.map(partial(self._write_again, state, first), self.states))
+            else:
+                made = self._deal(state, first, pool)
+        return {file.trailer.store: file for file in made}
 
-        def write(
-            partition: int, families: tuple[ColumnFamily, ...], rows: Iterable[pa.RecordBatch]
-        ) -> PublishedFile:
-            new = NewVersion(
-                version=state.version.version,
-                parent=None,
-                checkpoint_id=state.target.ids.new_id(),
-                checkpoint_format=state.checkpoint_format,
-                rows=RowCounts(),
-                num_keys=0,
-                max_parallelism=self.max_parallelism,
-                num_partitions=state.num_partitions,
-                rescalable=all(given.rescalable for given in self.states),
-                column_families=families,
-                backend=state.backend,
+    def _write_again(self, state: NewState, first: StoreName, given: StoreState) -> PublishedFile:
+        """Write the rows of a state partition into the same one."""
+        rows = _own_rows(given, state.work)
+        store = replace(first, partition=given.store.partition)
+        file = self._write(state, store, _own_families([given]), rows)
+        state.progress.add(given.full_bytes)
+        return file
+
+    def _deal(self, state: NewState, first: StoreName, pool: Executor) -> list[PublishedFile]:
+        """Write each row into the state partition of its key group."""
+        families = _own_families(self.states)
+
+        def lay_by(given: StoreState) -> RowsByPartition:
+            laid = RowsByPartition(mkdtemp(dir=directory), self.num_partitions)
+            for piece in gather(_checked_rows(given, self.max_parallelism, state.work)):
+                laid.lay_by(piece)
+            state.progress.add(given.full_bytes // 2)
+            return laid
+
+        def write(partition: int) -> PublishedFile:
+            rows = (batch for of in laid for batch in of.batches(partition))
+            file = self._write(state, replace(first, partition=partition), families, rows)
+            done, next_done = (
+                left * number // self.num_partitions for number in (partition, partition + 1)
             )
-            location = state.location(StoreName(new_id, partition, name))
-            return write_full_state(location, new, rows, state.work)
-
-        def write_again(given: StoreState) -> PublishedFile:
-            rows = _own_rows(given, state.work)
-            file = write(given.store.partition, _own_families([given]), rows)
-            state.progress.add(given.full_bytes)
+            state.progress.add(next_done - done)
             return file
 
-        with (
-            ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool,
-            TemporaryDirectory(dir=state.work.scratch_directory) as directory,
-        ):
-            if len(self.states) == self.num_partitions:
-                made = list(pool.map(write_again, self.states))
-            else:
-                families = _own_families(self.states)
+        with TemporaryDirectory(dir=state.work.scratch_directory) as directory:
+            laid = list(pool.map(lay_by, self.states))
+            left = self.own_bytes - sum(given.full_bytes // 2 for given in self.states)
+            return list(pool.map(write, range(self.num_partitions)))
 
-                def lay_by(given: StoreState) -> RowsByPartition:
-                    own = mkdtemp(dir=directory)
-                    laid = RowsByPartition(own, self.num_partitions)
-                    rows = _checked_rows(given, self.max_parallelism, state.work)
-                    for piece in gather(rows):
-                        laid.lay_by(piece)
-                    state.progress.add(given.full_bytes // 2)
-                    return laid
-
-                laid = list(pool.map(lay_by, self.states))
-                left = self.own_bytes - sum(given.full_bytes // 2 for given in self.states)
-
-                def write_taken(partition: int) -> PublishedFile:
-                    rows = (batch for of in laid for batch in of.batches(partition))
-                    file = write(partition, families, rows)
-                    done, next_done = (
-                        left * number // self.num_partitions
-                        for number in (partition, partition + 1)
-                    )
-                    state.progress.add(next_done - done)
-                    return file
-
-                made = list(pool.map(write_taken, range(self.num_partitions)))
-        return {file.trailer.store: file for file in made}
+    def _write(
+        self,
+        state: NewState,
+        store: StoreName,
+        families: tuple[ColumnFamily, ...],
+        rows: Iterable[pa.RecordBatch],
+    ) -> PublishedFile:
+        new = NewVersion(
+            version=state.version.version,
+            parent=None,
+            checkpoint_id=state.target.ids.new_id(),
+            checkpoint_format=state.checkpoint_format,
+            rows=RowCounts(),
+            num_keys=0,
+            max_parallelism=self.max_parallelism,
+            num_partitions=state.num_partitions,
+            rescalable=all(given.rescalable for given in self.states),
+            column_families=families,
+            backend=state.backend,
+        )
+        return write_full_state(state.location(store), new, rows, state.work)
 
 
 def _is_index_without_state(name: str, names: Collection[str]) -> bool:
