@@ -7,17 +7,18 @@ follow another before it writes a row.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
 
 from statestore.codec.avro_rows import decode_avro_rows, fixed_bytes
-from statestore.codec.byte_ranges import ByteRanges, buffer, unpack, unreadable
+from statestore.codec.byte_ranges import ByteRanges, buffer, unreadable
 from statestore.codec.key_bytes import AVRO_ID_BYTES, value_type
 from statestore.codec.rows import from_numpy
 from statestore.codec.spark_types import SparkType, parse_schema
-from statestore.codec.unsafe_row import among_nulls, decode_rows
+from statestore.codec.unsafe_row import decode_column, decode_rows
 from statestore.core.errors import IncompatibleError
 
 if TYPE_CHECKING:
@@ -47,11 +48,7 @@ def decode_values(values: pa.Array[Any], family: ColumnFamily) -> pa.Array[Any]:
         CorruptionError: The bytes are not values of the family.
         IncompatibleError: A type cannot be read, or not as the newest.
     """
-    ranges = ByteRanges.of_column(values)
-    if values.null_count == 0:
-        return decode_value_rows(ranges, family)
-    is_null = unpack(values.is_null())
-    return among_nulls(decode_value_rows(ranges.pick(~is_null), family), is_null)
+    return decode_column(values, partial(decode_value_rows, family=family))
 
 
 def decode_value_rows(rows: ByteRanges, family: ColumnFamily) -> pa.Array[Any]:

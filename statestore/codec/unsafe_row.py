@@ -54,28 +54,30 @@ _MAX_WORD_DIGITS = 18
 _WORD = 8
 
 
-def decode_column(rows: pa.Array[Any], schema: SparkType) -> pa.Array[Any]:
-    """Decode a binary column of rows.
+def decode_column(
+    rows: pa.Array[Any], decode: Callable[[ByteRanges], pa.Array[Any]]
+) -> pa.Array[Any]:
+    """Decode a binary column by a function that decodes ranges; null where `rows` is."""
+    ranges = ByteRanges.of_column(rows)
+    if rows.null_count == 0:
+        return decode(ranges)
+    is_null = unpack(rows.is_null())
+    return _among_nulls(decode(ranges.pick(~is_null)), is_null)
+
+
+def decode_rows(rows: ByteRanges, schema: SparkType) -> pa.Array[Any]:
+    """Decode rows in place.
 
     Args:
-        rows: Binary, length n, each value the bytes of one UnsafeRow.
+        rows: n ranges, each the bytes of one UnsafeRow.
         schema: The rows' struct.
 
     Returns:
-        Struct of the schema's Arrow type, length n, null where rows is.
+        Struct of the schema's Arrow type, length n.
 
     Raises:
         CorruptionError: The bytes are not rows of the schema.
     """
-    ranges = ByteRanges.of_column(rows)
-    if rows.null_count == 0:
-        return decode_rows(ranges, schema)
-    is_null = unpack(rows.is_null())
-    return among_nulls(decode_rows(ranges.pick(~is_null), schema), is_null)
-
-
-def decode_rows(rows: ByteRanges, schema: SparkType) -> pa.Array[Any]:
-    """Decode rows in place; as `decode_column`, without nulls."""
     num_words = (len(schema.fields) + 63) // 64
     rows.require(_WORD * (num_words + len(schema.fields)))
     null_words = [rows.read("<u8", rows.starts + _WORD * word) for word in range(num_words)]
@@ -131,7 +133,7 @@ def _decode(
     if is_null is None:
         return _PARTS[kind.kind](rows.at(starts, sizes), kind)
     parts = rows.at(starts[~is_null], sizes[~is_null])
-    return among_nulls(_PARTS[kind.kind](parts, kind), is_null)
+    return _among_nulls(_PARTS[kind.kind](parts, kind), is_null)
 
 
 def is_number(kind: SparkType) -> bool:
@@ -257,7 +259,7 @@ def _list_offsets(counts: Int64s) -> pa.Buffer:
     return buffer(np.append(0, np.cumsum(counts)).astype(np.int32))
 
 
-def among_nulls(column: pa.Array[Any], is_null: Bools) -> pa.Array[Any]:
+def _among_nulls(column: pa.Array[Any], is_null: Bools) -> pa.Array[Any]:
     """Return a column with nulls put in."""
     places: npt.NDArray[np.int64] = np.cumsum(~is_null) - 1
     return column.take(index_with_nulls(places, is_null))

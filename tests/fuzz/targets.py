@@ -24,6 +24,7 @@ from statestore.checkpoint.operator_metadata import (
 from statestore.checkpoint.placement import read_placement
 from statestore.checkpoint.rescale_refs import RescaleRefName, release
 from statestore.codec.arrow_batch import read_batch, read_stream
+from statestore.codec.byte_ranges import ByteRanges
 from statestore.codec.column_family import ColumnFamily
 from statestore.codec.key_bytes import decode_keys, key_type, split_values, value_type
 from statestore.codec.merge import merge_runs
@@ -33,7 +34,7 @@ from statestore.codec.rows import SCHEMA, rows_in, to_numpy
 from statestore.codec.spark_types import parse_schema
 from statestore.codec.state_file import blocks_of, slices_of
 from statestore.codec.trailer import MAGIC, Trailer, decode_trailer, encode_trailer
-from statestore.codec.unsafe_row import decode_column
+from statestore.codec.unsafe_row import decode_rows
 from statestore.core.clock import ManualClock
 from statestore.core.errors import InternalError, StateStoreError
 from statestore.core.key_groups import MAX_PARALLELISM_LIMIT, KeyGroupSet
@@ -156,7 +157,7 @@ def fuzz_rows(data):
     rows = pa.array([body[start:end] for start, end in pairwise(ends)], pa.binary())
     schema = parse_schema(_SCHEMAS[number % len(_SCHEMAS)])
     with _Named():
-        found = decode_column(rows, schema)
+        found = decode_rows(ByteRanges.of_column(rows), schema)
         found.validate()
         assert found.nbytes <= 64 * (len(data) + 1024)
     family = _FAMILIES[number % len(_FAMILIES)]

@@ -11,13 +11,14 @@ import pytest
 from statestore.checkpoint.lease import Leases
 from statestore.checkpoint.placement import read_placement
 from statestore.codec.arrow_batch import most_unpacked, read_batch, read_stream
+from statestore.codec.byte_ranges import ByteRanges
 from statestore.codec.column_family import ColumnFamily
 from statestore.codec.key_bytes import decode_keys
 from statestore.codec.rows import PUT, SCHEMA, Row, batch_from_rows, to_numpy, write_options
 from statestore.codec.spark_types import parse_schema
 from statestore.codec.state_file import describe_stream
 from statestore.codec.trailer import decode_trailer, encode_trailer
-from statestore.codec.unsafe_row import decode_column
+from statestore.codec.unsafe_row import decode_rows
 from statestore.core.errors import CorruptionError, InvalidArgumentError
 from statestore.core.json_fields import MalformedError, parse_fields
 from statestore.io.memory import MemoryFileIO
@@ -183,7 +184,7 @@ ARRAYS = {"type": "array", "elementType": ARRAY, "containsNull": True}
 def test_row_is_refused_when_its_words_lead_elsewhere(kind, rows):
     """Catches an overflow, a read before the row, and a few bytes that become many rows."""
     with pytest.raises(CorruptionError, match="rows do not fit their schema"):
-        decode_column(pa.array(rows, pa.binary()), parse_schema(_struct(kind)))
+        decode_rows(ByteRanges.of_column(pa.array(rows, pa.binary())), parse_schema(_struct(kind)))
 
 
 def test_map_is_refused_when_a_key_is_null():
@@ -193,7 +194,7 @@ def test_map_is_refused_when_a_key_is_null():
     schema = parse_schema(list(GOLDEN["rows"].values())[raw[0] % len(GOLDEN["rows"])]["schema"])
 
     with pytest.raises(CorruptionError, match="key that is null"):
-        decode_column(pa.array([raw[2:]], pa.binary()), schema)
+        decode_rows(ByteRanges.of_column(pa.array([raw[2:]], pa.binary())), schema)
 
 
 def _corpus(target):

@@ -3,11 +3,13 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from statestore.codec.byte_ranges import ByteRanges
 from statestore.codec.column_family import ColumnFamily
 from statestore.codec.key_bytes import decode_keys, split_values
 from statestore.codec.murmur3 import hash_columns
@@ -18,6 +20,10 @@ from statestore.core.errors import CorruptionError, IncompatibleError
 from tests.golden.row_cases import CASES, KEYS, NOT_HASHED, ROWS_PATH, WIDE_COLUMNS, with_null
 
 GOLDEN = json.loads(ROWS_PATH.read_text())
+
+
+def _decoded(rows, schema):
+    return decode_column(rows, partial(decode_rows, schema=schema))
 
 
 def _binary(rows):
@@ -43,7 +49,7 @@ def test_every_type_is_decoded_as_spark_wrote_it(name, values):
     schema = parse_schema(golden["schema"])
     expected = [value for _, value in with_null(values)]
 
-    column = decode_column(_binary(golden["bytes"]), schema)
+    column = _decoded(_binary(golden["bytes"]), schema)
     column.validate(full=True)
 
     assert column.type == schema.arrow
@@ -58,18 +64,16 @@ def test_decoding_does_not_depend_on_where_rows_lie(name):
     golden = GOLDEN["rows"][name]
     schema = parse_schema(golden["schema"])
     rows = golden["bytes"]
-    straight = decode_column(_binary(rows), schema)
+    straight = _decoded(_binary(rows), schema)
     backwards = pa.array(range(len(rows) - 1, -1, -1))
 
     shifted = _binary(["ff", *rows, None, *rows]).slice(1)
-    found = decode_column(shifted, schema)
+    found = _decoded(shifted, schema)
     found.validate(full=True)
 
     assert found.slice(0, len(rows)).equals(straight) or "nan" in name
     assert found[len(rows)].as_py() is None
     assert found.slice(len(rows) + 1).equals(straight) or "nan" in name
-    from statestore.codec.byte_ranges import ByteRanges
-
     ranges = ByteRanges.of_column(_binary(rows))
     turned = decode_rows(ranges.at(ranges.starts[::-1], ranges.sizes[::-1]), schema)
     turned.validate(full=True)
@@ -81,7 +85,7 @@ def test_every_type_is_hashed_as_spark_does(name):
     """Catches a key that would be looked for in another state partition after a rescale."""
     golden = GOLDEN["rows"][name]
     schema = parse_schema(golden["schema"])
-    column = decode_column(_binary(golden["bytes"]), schema)
+    column = _decoded(_binary(golden["bytes"]), schema)
 
     hashes = hash_columns([(column.field(0), schema.types[0])], len(column))
     sliced = column.slice(1)
@@ -98,7 +102,7 @@ def test_a_row_of_more_than_64_columns_has_two_words_of_null_bits():
     golden = GOLDEN["rows"]["wide"]
     schema = parse_schema(golden["schema"])
 
-    column = decode_column(_binary(golden["bytes"]), schema)
+    column = _decoded(_binary(golden["bytes"]), schema)
 
     row = column[0].as_py()
     assert row == {
@@ -132,7 +136,7 @@ def test_no_rows_of_any_type_are_an_empty_column():
     """Catches arithmetic that needs a first row."""
     for golden in GOLDEN["rows"].values():
         schema = parse_schema(golden["schema"])
-        column = decode_column(_binary([]), schema)
+        column = _decoded(_binary([]), schema)
         assert (len(column), column.type) == (0, schema.arrow)
         if schema.types[0].kind not in NOT_HASHED:
             assert hash_columns([(column.field(0), schema.types[0])], 0).tolist() == []
@@ -142,7 +146,7 @@ def test_rows_without_columns_are_counted():
     """Catches the zero-byte key of a global aggregation taken for no row."""
     schema = parse_schema('{"type":"struct","fields":[]}')
 
-    column = decode_column(_binary(["", ""]), schema)
+    column = _decoded(_binary(["", ""]), schema)
 
     assert column.to_pylist() == [{}, {}]
     assert hash_columns([(column, schema)], 2).tolist() == [42, 42]
@@ -154,12 +158,12 @@ def test_bytes_of_another_schema_are_refused(name):
     golden = GOLDEN["rows"][name]
     schema = parse_schema(golden["schema"])
     with pytest.raises(CorruptionError, match="do not fit their schema"):
-        decode_column(_binary([golden["bytes"][0][:16]]), schema)
+        _decoded(_binary([golden["bytes"][0][:16]]), schema)
     is_variable = schema.types[0].kind in ("string", "binary", "array", "map", "struct", "variant")
     if is_variable or name == "decimal-large":
         beyond = "00" * 8 + "ffffff7f" + "ffffff7f"
         with pytest.raises(CorruptionError, match="do not fit their schema"):
-            decode_column(_binary([beyond]), schema)
+            _decoded(_binary([beyond]), schema)
 
 
 def test_unknown_types_are_refused_by_name():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from decimal import Context, Decimal
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -19,12 +20,16 @@ from statestore.codec.key_encoding import encode_keys, encode_values
 from statestore.codec.merge import merge_rows
 from statestore.codec.rows import MERGE, SCHEMA
 from statestore.codec.spark_types import SparkType, parse_schema
-from statestore.codec.unsafe_row import decode_column
+from statestore.codec.unsafe_row import decode_column, decode_rows
 from statestore.codec.unsafe_row_encoding import encode_column
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from tests.golden.row_cases import CASES, KEYS, ROWS_PATH
 
 GOLDEN = json.loads(ROWS_PATH.read_text())
+
+
+def _decoded(rows, schema):
+    return decode_column(rows, partial(decode_rows, schema=schema))
 
 
 def _binary(rows: list[str]) -> Any:
@@ -40,7 +45,7 @@ def test_rows_of_every_type_are_those_that_spark_wrote(name: str) -> None:
     if name == "interval":
         rows = rows.slice(0, 1)  # the null beside it is of no type
 
-    column = decode_column(rows, schema)
+    column = _decoded(rows, schema)
 
     assert encode_column(column, schema).equals(rows)
     shifted = pa.concat_arrays([column.slice(0, 1), column]).slice(1)
@@ -181,10 +186,10 @@ def test_what_was_encoded_is_decoded_to_the_same(schema: SparkType, data: st.Dat
     column = _column(data, schema, _optional(schema))
     column.validate(full=True)
 
-    found = decode_column(encode_column(column, schema), schema)
+    found = _decoded(encode_column(column, schema), schema)
     found.validate(full=True)
     assert found.equals(column)
-    assert decode_column(encode_column(column.slice(1), schema), schema).equals(column.slice(1))
+    assert _decoded(encode_column(column.slice(1), schema), schema).equals(column.slice(1))
 
 
 _SCHEMA = json.dumps(
