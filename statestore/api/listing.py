@@ -127,7 +127,7 @@ class Listing(Generic[Row]):
 
 
 def _shown(name: str, value: object) -> object:
-    """Return what is shown of a value: a time, and of a list the names of what is in it."""
+    """Return a value as a listing shows it: a time, or the names of the items of a list."""
     if isinstance(value, list):
         return ", ".join(str(item["name"]) for item in value)
     if name in _TIMES and isinstance(value, int):

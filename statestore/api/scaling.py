@@ -82,7 +82,7 @@ class Between:
         return f"Between({least}, {most}, cool_down={self._cool_down_ms / 1000:g})"
 
     def begin(self, clock: Clock) -> Scaling:
-        """Return what scales one query, over all of its runs.
+        """Return the scaling of one query, over all of its runs.
 
         Args:
             clock: Measures the cool-down.
@@ -115,7 +115,7 @@ class Scaling:
         self._of_scaler: tuple[list[int], int] | None = None
 
     def watch(self, query: StreamingQuery) -> Callable[[], bool]:
-        """Return what waits for the end of a run; see `statestore.spark.supervision.Scaling`.
+        """Return a function that waits for the end of a run, as `supervision.Scaling.watch`.
 
         Raises:
             InvalidArgumentError: The query has no trigger with a processing time: nothing tells how
@@ -148,7 +148,7 @@ class Scaling:
         return _Run(self, query, checkpoint, interval_ms).wait
 
     def scaler(self, checkpoint: Checkpoint, interval_ms: int) -> tuple[Scaler, int]:
-        """Return what decides, and the number of state partitions now, of a query with a batch.
+        """Return the scaler of a query that has run a batch, and its number of state partitions.
 
         Raises:
             InvalidArgumentError: No number is allowed.
@@ -293,7 +293,7 @@ class _Run:
 
 
 def load_of(progress: Mapping[str, Any], now_ms: float) -> Load:
-    """Return what a progress report of Spark's tells of a query's load.
+    """Return a query's load, as a progress report of Spark's tells.
 
     Args:
         progress: `StreamingQuery.lastProgress`.

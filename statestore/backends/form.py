@@ -90,7 +90,7 @@ class FileForm(ABC):
         Args:
             path: The file, for errors.
             local_path: A local copy of it.
-            work: What it needs.
+            work: Means to read and write state.
 
         Raises:
             CorruptionError, IncompatibleError: It is damaged, or of a newer format.
@@ -115,7 +115,7 @@ class FileForm(ABC):
             new: The version.
             path: A local Arrow stream of its rows, as `sorted_rows` yields them; it may become the
                 body itself.
-            work: What it needs.
+            work: Means to read and write state.
 
         Raises:
             StorageError: The local disk failed.
@@ -137,7 +137,7 @@ class FileForm(ABC):
             deletes: In the order in which `rows` yields the rows that they delete.
             path: Local path of the body.
             max_parallelism: Number of key groups.
-            work: What it needs.
+            work: Means to read and write state.
 
         Raises:
             StorageError: The local disk failed.

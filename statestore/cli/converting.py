@@ -80,7 +80,7 @@ def convert(
 
 
 def _done(result: Convert[Any]) -> str:
-    """Return what is said of a conversion that was done; the paths hold in a query, too."""
+    """Return the text about a conversion that was done; its paths hold in a query, too."""
     num_rows = sum((result.rows or {}).values())
     return (
         f"{num_rows:,} rows of {result.checkpoint} are in {result.new}.\n"

@@ -159,7 +159,7 @@ def transform(
 
 
 def _queries(given: tuple[str, ...]) -> dict[Any, Any]:
-    """Return what makes rows, by their address."""
+    """Return the SQL that makes rows, by their address."""
     queries = parse_settings("--sql", given, "NAME=SELECT")
     if len(queries) < len(given):
         names = Counter(one.partition("=")[0] for one in given)

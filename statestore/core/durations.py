@@ -29,7 +29,7 @@ def require_duration(name: str, duration: Duration) -> int:
     """Return a duration of at least a second in milliseconds.
 
     Args:
-        name: What it is, for the error.
+        name: Its name in errors.
         duration: A timedelta, or seconds.
 
     Raises:

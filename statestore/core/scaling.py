@@ -214,7 +214,7 @@ def _middle(samples: Sequence[_Sample]) -> _Sample:
 
 
 def _high(samples: Sequence[_Sample], now_ms: float) -> _Sample:
-    """Return what nine tenths of the samples are not above; nothing where there are none."""
+    """Return the value that nine tenths of the samples are not above; 0 without samples."""
     if not samples:
         return _Sample(now_ms, 0.0, 0.0)
     last = math.ceil(0.9 * len(samples)) - 1

@@ -189,7 +189,7 @@ class _ClassPath:
 
 
 def find_missing(shim: Path, spark_jars: Iterable[Path]) -> dict[str, list[str]]:
-    """Return what a Spark lacks of what a jar of the shim needs.
+    """Return classes and members that a jar of the shim needs and a Spark lacks.
 
     Args:
         shim: The jar.
@@ -211,7 +211,7 @@ def find_missing(shim: Path, spark_jars: Iterable[Path]) -> dict[str, list[str]]
 
 
 def read_class(jars: Iterable[Path], name: str) -> ClassFile:
-    """Return what a class declares.
+    """Return a class of some jars.
 
     Args:
         jars: The first one that has it counts.

@@ -29,7 +29,7 @@ def hints_of(annotated: Any) -> dict[str, Any]:
 
 
 def element_of(kind: Any) -> Any:
-    """Return what an annotated iterator, iterable, list or generator is of; None where unknown."""
+    """Return the element type of an annotated iterator, iterable, list or generator, or None."""
     arguments = get_args(without_none(kind))
     return arguments[0] if arguments else None
 
@@ -94,7 +94,7 @@ def _tuple_of(num_fields: int) -> Convert:
 
 
 def _exactly(kind: type, fields: Convert) -> Convert:
-    """Return what reads values of the type itself: of a subclass, fields of its own were lost."""
+    """Return a reader of values of the type itself: a subclass would lose fields of its own."""
 
     def read(value: Any) -> Any:
         if type(value) is not kind:
@@ -112,7 +112,7 @@ def _attributes(names: list[str]) -> Convert:
 
 
 def _constructor(kind: Any) -> Convert:
-    """Return what makes a value of a dataclass; what its constructor does not take are set."""
+    """Return a maker of a dataclass; it sets the fields that the constructor does not take."""
     names = [field.name for field in dataclasses.fields(kind)]
     parameters = inspect.signature(kind).parameters
     if any(each.default is each.empty for name, each in parameters.items() if name not in names):

@@ -76,7 +76,7 @@ def columns_of(
             values are tuples of them.
         is_key: Rows are keys: equal values have equal rows.
         is_output: Rows leave the query: structs are dicts, and Spark checks what DDL names.
-        owner: What an error names, as in `state="average"`.
+        owner: Fields of errors, as in `state="average"`.
 
     Raises:
         InvalidArgumentError: No type of Spark belongs to it.
@@ -357,7 +357,7 @@ def _from_map(of_key: Convert | None, of_value: Convert | None) -> Convert:
 
 
 def _to_tuple(record: Record, columns: dict[str, _Column]) -> Convert:
-    """Return what makes a tuple of a value of several fields."""
+    """Return a function that makes a tuple of a value of several fields."""
     read, names = record.read, list(columns)
     converts = [column.to_row for column in columns.values()]
 

@@ -29,9 +29,9 @@ class StateTtlConfig:
 
     Args:
         ttl: Time to live, 1 ms or more.
-        update_type: What starts it anew: every write, or also every read. A read then writes what
-            it read once more, of a list all of its elements: state that is only looked at costs
-            what state costs that changes.
+        update_type: Whether every write starts it anew, or also every read. A read then writes the
+            value once more, of a list all of its elements: state that is only looked at costs as
+            much as state that changes.
     """
 
     ttl: timedelta
@@ -152,7 +152,7 @@ class AggregateFunction(ABC, Generic[IN, ACC, OUT]):
 
     @abstractmethod
     def get_result(self, accumulator: ACC) -> OUT:
-        """Return what the state's `get` returns."""
+        """Return the result for `get` of the state."""
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def process(
 def keyed_processor(
     function: RichFunction, output: Any = None, time_mode: TimeMode = "None"
 ) -> KeyedProcessor:
-    """Return what `process` hands to `transformWithState`; arguments and raises are its."""
+    """Return the processor that `process` hands to Spark; arguments and errors as `process`."""
     kind = _returned_by(function) if output is None else output
     columns = columns_of(kind, is_output=True, output_of=type(function).__name__)
     return KeyedProcessor(function, columns, _states_of(function, time_mode), time_mode)
@@ -203,7 +203,7 @@ class KeyedProcessor(StatefulProcessor):
             flush()
 
     def _call_of(self, function: RichFunction) -> Callable[[Any], Rows]:
-        """Return what is called with each row."""
+        """Return the function that is called with each row."""
         if isinstance(function, RichMapFunction):
             apply = function.map
             return lambda row: (apply(row),)

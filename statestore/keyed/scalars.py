@@ -26,8 +26,8 @@ class MisfitError(Exception):
     """A value does not fit its column.
 
     Args:
-        expected: What the column takes.
-        value: What it was given, of which only the type is told: values are not for logs.
+        expected: The type that the column takes.
+        value: The given value, of which only the type is told: values are not for logs.
         why: What is wrong with a value of the right type.
 
     Attributes:

@@ -85,7 +85,7 @@ class StatefulSource(DataSource):
         """
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
-        """Return what Spark drives.
+        """Return the reader that Spark drives.
 
         Raises:
             InvalidArgumentError: `parallelism` is out of range, or there is no such redistribution.

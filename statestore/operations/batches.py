@@ -46,7 +46,7 @@ class OwnBatch:
 
     Attributes:
         batch: Its number.
-        kind: What it is.
+        kind: Its kind.
         num_partitions_before: Number of state partitions of the batch before; the same unless it is
             a rescale's.
         num_partitions: Number of state partitions from it on.
@@ -66,7 +66,7 @@ class OwnBatch:
 
 
 def mark(kind: BatchKind) -> dict[str, str]:
-    """Return what the conf of a batch says that is one of an operation."""
+    """Return the settings that mark a batch as one of an operation."""
     return {_RESCALE_MARK: "true"} if kind == "rescale" else {_EDIT_MARK: kind}
 
 

@@ -161,7 +161,7 @@ def decide_convert(checkpoint: OpenCheckpoint, new: Place, to: str) -> Convert[A
     """Return what a conversion would do; errors as `Checkpoint.convert`.
 
     Args:
-        checkpoint: What is converted.
+        checkpoint: The checkpoint that is converted.
         new: The checkpoint to make.
         to: A name of SPARK_PROVIDERS.
     """
@@ -257,7 +257,7 @@ def schemas_of(store: StoreInfo) -> tuple[str, ...]:
 
 
 def _operator(checkpoint: OpenCheckpoint, info: OperatorInfo) -> ConvertedOperator:
-    """Return what is to convert of an operator, wherever its state is."""
+    """Return an operator with the state partitions that have state to convert."""
     if info.has_families:  # the schemas were looked for with the metadata
         return ConvertedOperator(info, checkpoint.num_partitions)
     for store in info.stores:

@@ -58,7 +58,7 @@ class Copy(Generic[Told]):
 
     Attributes:
         operation: The command that makes it: what the directory says is under way.
-        version: What it is made of.
+        version: The version that it is made of.
         target: The directory, which must not be there.
         passes: How the rows of each store pass, by operator ID and name; the others stay behind.
         becomes: Returns, of all that was made, the text of `metadata` and what `run` returns.
@@ -72,7 +72,7 @@ class Copy(Generic[Told]):
         files: Spark's files that are other than those of the version, by path below the directory.
         remade: Stores that operators have in place of those of the version, in Spark's order, by
             operator ID; all that Spark has of such an operator is in `files`.
-        conf: What entries of the offset log pin otherwise than the version's.
+        conf: Settings that entries of the offset log pin otherwise than the version's.
     """
 
     operation: str
@@ -321,7 +321,7 @@ def source_of(
     *,
     has_heads: bool = True,
 ) -> CommittedVersion:
-    """Return what a new directory is to be made of; nothing is written.
+    """Return the version that a new directory is to be made of; nothing is written.
 
     Args:
         operation: The command that is to make it.

@@ -67,7 +67,7 @@ class StateWriter:
     Args:
         location: Where to.
         new: The version; its row counts are taken from the rows.
-        work: What every step needs.
+        work: Means for all steps.
     """
 
     def __init__(self, location: StoreLocation, new: NewVersion, work: Work) -> None:
@@ -146,7 +146,7 @@ def write_full_state(
         location: Where to.
         new: The version; its row counts are taken from the rows.
         batches: Record batches of SCHEMA, puts only, each key once.
-        work: What every step needs.
+        work: Means for all steps.
 
     Guarantee: as `publish_delta`.
 
@@ -213,7 +213,7 @@ def write_states(
             every row, of several each its key groups.
         num_partitions: Number of state partitions of the taking side.
         backend: State backend of the taking side.
-        work: What every step needs.
+        work: Means for all steps.
 
     Returns:
         What was published for each taker.

@@ -265,7 +265,7 @@ def require_same_batches(checkpoint: OpenCheckpoint) -> Iterator[None]:
 
 
 def same_batches(checkpoint: OpenCheckpoint) -> Callable[[], None]:
-    """Return what raises, as `require_same_batches`, if there is another batch than now."""
+    """Return a check that raises, as `require_same_batches`, where a batch came after now."""
     batches = checkpoint.planned_batches, checkpoint.committed_batches
     return lambda: _require_batches(checkpoint, *batches)
 

@@ -78,7 +78,7 @@ class NewState:
         num_partitions: Number of its state partitions.
         checkpoint_format: 1 or 2.
         memory: The driver's memory where its state files are there, of the heap backend.
-        work: What writing state needs.
+        work: Means to write state.
         progress: Told what is done.
     """
 

@@ -68,7 +68,7 @@ def map_in_processes(
 
     Args:
         function: Of a module, as are the classes of what it takes, returns and raises.
-        shares: What it is called with.
+        shares: Arguments of its calls.
 
     Raises:
         StorageError: A process was killed, as when there is too little memory.

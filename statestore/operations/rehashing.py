@@ -162,7 +162,7 @@ def write_rehashed(
         new: The version to write; its ID and row counts do not matter.
         takers: Every new state partition, in order, and the checkpoint ID of its version; the first
             one is asked for when all rows were read and found where they belong.
-        work: What every step needs.
+        work: Means for all steps.
         progress: Called with the rows read and written so far, of `rehash_effort`.
 
     Returns:

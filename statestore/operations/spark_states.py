@@ -98,7 +98,7 @@ def find_states(
     operator: int | None = None,
     name: str | None = None,
 ) -> States:
-    """Return what `find_versions` finds as what reading stands on; errors as there."""
+    """Return the versions that `find_versions` finds, as states to read; errors as there."""
     found = find_versions(checkpoint, version, operator=operator, name=name)
     return {store: state_of(checkpoint, version, one) for store, one in found.items()}
 

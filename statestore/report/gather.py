@@ -255,7 +255,7 @@ def _keys(
     states: Sequence[StoreState],
     find: Callable[[FoundRows], pa.Table],
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield what is found in each column family that is the query's, and its name."""
+    """Yield the found rows of each of the query's own column families, with its name."""
     store = states[0].store
     variables = {variable.name for variable in source.operator(store.operator).variables}
     for family in states[0].column_families:

@@ -57,7 +57,7 @@ class IndexRow:
         uri: The checkpoint.
         address: Address of its page; None where there is none.
         query: Its query; None where it cannot be read.
-        facts: What its page shows; None where nobody has looked at it yet.
+        facts: Facts that its page shows; None where nobody has looked at it yet.
         problem: What is wrong with it; None where it can be read.
     """
 
@@ -72,7 +72,7 @@ def render(facts: Facts, server: Server | None = None, *, home: str | None = Non
     """Return the page of a checkpoint.
 
     Args:
-        facts: What it shows.
+        facts: Facts that it shows.
         server: The server that it comes from, which it asks for what is new; None for a file.
         home: Of a file, address of the page with all checkpoints, None where there is none.
 
@@ -83,7 +83,7 @@ def render(facts: Facts, server: Server | None = None, *, home: str | None = Non
 
 
 def render_facts(facts: Facts) -> str:
-    """Return what changes of the page of a checkpoint: HTML that takes the place of what it had."""
+    """Return the parts of a checkpoint's page that change, as HTML that replaces the old ones."""
     return fill_in("facts.html", None, None, **_of_checkpoint(facts))
 
 
@@ -168,7 +168,7 @@ def render_index(rows: Sequence[IndexRow], server: Server | None = None) -> str:
 
 
 def render_rows(rows: Sequence[IndexRow]) -> str:
-    """Return what changes of the page with all checkpoints, as `render_facts`."""
+    """Return the parts of the page with all checkpoints that change, as `render_facts`."""
     return fill_in("rows.html", None, None, rows=_told(rows))
 
 

@@ -63,7 +63,7 @@ _MAX_REASON = 500
 
 
 def find_obstacle(error: BaseException) -> str | None:
-    """Return what makes a restart after this failure useless, or None when it may help.
+    """Return the obstacle that makes a restart after this failure useless; None if it may help.
 
     Args:
         error: What `start_query` or the query raised; its causes are looked at, too.

@@ -7,7 +7,7 @@ from pyspark.util import is_remote_only
 
 
 def find_sink_error(text: str) -> Exception | None:
-    """Return what the `foreachBatch` of a failed query raised, None where no sink did.
+    """Return the error of the `foreachBatch` of a failed query, None where no sink raised one.
 
     PySpark keeps it on the function that the JVM calls back, and py4j keeps that function.
 

@@ -47,7 +47,7 @@ class Scale(Protocol):
     """Says between which numbers of state partitions a query is scaled, as `statestore.Between`."""
 
     def begin(self, clock: Clock) -> Scaling:
-        """Return what scales one query, over all of its runs."""
+        """Return the scaling of one query, over all of its runs."""
         ...
 
 

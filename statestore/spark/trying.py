@@ -98,7 +98,7 @@ def run_job(repeat: Repeat, job: Callable[[], object]) -> None:
     """Run a job on a branch.
 
     Args:
-        repeat: What it repeats.
+        repeat: The batches that it repeats.
         job: Starts the query.
 
     Guarantee: on return the branch has the version, and rows of each of its batches are kept. After
@@ -160,7 +160,7 @@ def _failed(
 
 
 def _change_of_schema(error: BaseException) -> dict[str, str]:
-    """Return what helps where Spark refuses the old state for its schema; else nothing."""
+    """Return the fix where Spark refuses the old state for its schema; else nothing."""
     text = text_of(error)
     if not _SCHEMA_REFUSED.search(text):
         return {}

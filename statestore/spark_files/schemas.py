@@ -43,7 +43,7 @@ def read_schemas(data: bytes, path: str) -> tuple[ColumnFamily, ...]:
 
     Args:
         data: The file.
-        path: What errors call it.
+        path: Its name in errors.
 
     Returns:
         Of versions 1 and 2 the one family of the store, without a key encoder; of version 3 with
@@ -137,7 +137,7 @@ def replace_schemas(data: bytes, path: str, families: Mapping[str, ColumnFamily]
 
     Args:
         data: The file; one of version 1 becomes one of version 2.
-        path: What errors call it.
+        path: Its name in errors.
         families: The column families, by name; others stay as they are.
 
     Raises:
@@ -192,7 +192,7 @@ class _Source:
     cut_at: int = 0
 
     def cut(self) -> bytes:
-        """Return what was read since the last cut."""
+        """Return the bytes that were read since the last cut."""
         found = self.data[self.cut_at : self.position]
         self.cut_at = self.position
         return found

@@ -314,7 +314,7 @@ class Database:
 
     Args:
         database: RocksDB's.
-        path: What errors call it.
+        path: Its name in errors.
     """
 
     def __init__(self, database: Rdict, path: str) -> None:

@@ -93,7 +93,7 @@ class Variable:
         self.entries.pop(identity(self.store.key), None)
 
     def show(self, of_key: OfKey, converts: Sequence[Callable[[Any], Any]]) -> Any:
-        """Return what a key has as it is shown to a test; None when all has expired."""
+        """Return the state of a key as a test sees it; None when all has expired."""
         alive = [each for each in of_key.entries if self._lives(each)]
         of_map_key, of_value = (converts[0], converts[-1]) if converts else (tuple, tuple)
         values = [of_value(self.read(each)) for each in alive]
@@ -104,7 +104,7 @@ class Variable:
         return dict(zip([of_map_key(self.map_key(each)) for each in alive], values, strict=True))
 
     def alive(self) -> list[Entry]:
-        """Return what the key in hand has and has not expired."""
+        """Return the entries of the key in hand that have not expired."""
         of_key = self.entries.get(identity(self.store.key))
         return [each for each in of_key.entries if self._lives(each)] if of_key else []
 
@@ -378,7 +378,7 @@ def grouped(value: Any) -> Any:
 
 
 def identity(value: Any) -> Any:
-    """Return what is equal for keys that Spark holds equal, and can be hashed."""
+    """Return a value that can be hashed and is equal for keys that Spark holds equal."""
     if isinstance(value, float):
         return struct.pack(">d", value)
     if isinstance(value, datetime):
@@ -412,7 +412,7 @@ def kept_of(value: Any, schema: sql.StructType) -> Any:
 
 
 def _fitted(row: Any, kind: sql.DataType) -> Any:
-    """Return what the JVM keeps of an internal value."""
+    """Return an internal value as the JVM keeps it."""
     if row is None:
         return None
     if isinstance(kind, sql.StructType):

@@ -83,7 +83,7 @@ class StoreOfQuery(ABC):
         return {self.family.id: self.rows(changes)}
 
     def changed(self, changes: Mapping[Any, Any], after: Mapping[Any, Any]) -> dict[int, Changes]:
-        """Return what a batch writes, by column family; `after` is all that is left by it."""
+        """Return the rows that a batch writes, by column family; `after` is all that it leaves."""
         del after
         return self.rows_by_family(changes)
 
@@ -120,7 +120,7 @@ class MadeStore(StoreOfQuery):
         }
 
     def changed(self, changes: Mapping[Any, Any], after: Mapping[Any, Any]) -> dict[int, Changes]:
-        """Return what a batch writes: without columns the sum of all numbers."""
+        """Return the rows that a batch writes: without columns the sum of all numbers."""
         return self.rows_by_family(changes if self.columns else after)
 
 

@@ -17,7 +17,7 @@ class Guard:
     """Refuses requests.
 
     Args:
-        token: What each has to show.
+        token: Word that each has to show.
         host: Address that is listened at.
     """
 

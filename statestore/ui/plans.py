@@ -38,7 +38,7 @@ class _Plan:
         operation: Its name.
         arguments: Words of the command behind the checkpoint.
         run: Does it, or with True returns what it would do.
-        planned: What it said that it would do to the checkpoint; empty where that stays as it is.
+        planned: The plan as it was shown; empty where the checkpoint stays as it is.
     """
 
     checkpoint: Checkpoint
@@ -131,7 +131,7 @@ class Plans:
 
 
 def _read(checkpoint: Checkpoint, fields: Mapping[str, Any]) -> _Plan:
-    """Return what a form asks for."""
+    """Return the operation that a form asks for."""
     operation = fields.get("operation")
     match operation:
         case "savepoint":

@@ -157,7 +157,7 @@ def make_application(
     Args:
         checkpoints: The page of number N, from 0, is that of checkpoint N.
         report: Returns the facts of one; called by several threads.
-        token: What `?token=` of every address, or the header, has to be.
+        token: Word that `?token=` of every address, or the header, has to have.
         clock: Says how old what was looked at is.
         host: Address that is listened at: requests under other names are refused.
         allows_changes: Whether operations may be done by a page.

@@ -41,7 +41,7 @@ class SstForm(FileForm):
     """Rows in the order of column family and key, in a table of RocksDB.
 
     Args:
-        options: What they give all databases of it as memory.
+        options: Their `rocksdb.memoryBytes` is the memory of all databases of it.
     """
 
     is_by_key = True

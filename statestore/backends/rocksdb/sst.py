@@ -173,7 +173,7 @@ def _listed(column: pa.Array[Any]) -> list[Any]:
 
 
 def _join(first: pa.Array[Any], second: pa.Array[Any]) -> pa.Array[Any]:
-    """Return what two binary columns are together; null where one is null."""
+    """Return two binary columns joined value by value; null where one is null."""
     separator = pa.scalar(b"", pa.binary())
     return pc.binary_join_element_wise(first, second, separator)  # type: ignore[call-overload,no-any-return]
 

@@ -261,7 +261,7 @@ class CertificateFile:
         self.path = Path(path)
 
     def begun(self, checkpoint: str, operator: int, wanted: Wanted) -> Begun | None:
-        """Return what is there of the same keys, begun and not completed; None for no file.
+        """Return a certificate of the same keys, begun and not completed; None for no file.
 
         Raises:
             InvalidArgumentError: Another file is there (kind file-exists); it stays.

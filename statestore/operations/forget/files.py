@@ -49,7 +49,7 @@ class StoreFile:
 
 
 def files_of_operator(checkpoint: OpenCheckpoint, operator: int) -> list[StoreFile]:
-    """Return what is in the directories of an operator's stores, of all state partitions ever.
+    """Return the files of an operator's stores, of all state partitions that it ever had.
 
     Raises:
         InvalidArgumentError: There is no such operator.

@@ -285,7 +285,7 @@ class Forgetting:
         return store.operator == self.operator
 
     def _files(self) -> list[StoreFile]:
-        """Return what is deleted of the operator's files, oldest version first, references last.
+        """Return the operator's files to delete, oldest version first, references last.
 
         None of a version after the one that is made.
         """

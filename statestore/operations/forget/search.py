@@ -113,7 +113,7 @@ class KeySearch:
         num_bytes: Their bytes.
         num_rows: Rows of state files that were read, in whatever version.
         num_row_bytes: Bytes of those rows' keys and values, decompressed.
-        outcomes: What it says of each operator, and of Spark's files.
+        outcomes: The verdict on each operator, and on Spark's files.
         certificate_is_of_keys: Whether each of these keys is one that the certificate that was
             named is of, by its fingerprints; where it has one of all its keys together, whether
             these are all of them. None where none was named.
@@ -156,7 +156,7 @@ class KeySearch:
         return "\n".join(lines)
 
     def fields(self) -> dict[str, Any]:
-        """Return what was found by name, for JSON and for a certificate."""
+        """Return the attributes by name, for JSON and for a certificate."""
         found = asdict(self)
         del found["certificate_is_of_keys"]
         return found

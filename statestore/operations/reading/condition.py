@@ -348,7 +348,7 @@ def _without_locations(tree: Any) -> None:
 
 
 def _around(statement: Node) -> Any:
-    """Return what is around the one expression of a statement; None where there is not one."""
+    """Return a statement without its expression; None where it has not exactly one."""
     statements = statement["statements"]
     node = statements[0]["node"]
     if len(statements) != 1 or len(node.get("select_list", ())) != 1:

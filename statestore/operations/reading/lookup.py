@@ -181,7 +181,7 @@ def _is_of(given: pa.DataType, kind: pa.DataType) -> bool:
 
 
 def demand_of(expression: pc.Expression) -> Demand:
-    """Return what a filter asks of columns; nothing where it is not understood."""
+    """Return the demand of a filter; an empty one where it is not understood."""
     try:
         tree = _Reader(expression).node()
     except (pa.ArrowException, AttributeError, LookupError, TypeError, ValueError):

@@ -74,7 +74,7 @@ def find_path(paths: Sequence[ColumnPath], given: Sequence[str], **about: Any) -
     Args:
         paths: All there are.
         given: Names, as those of a path or its last ones.
-        about: What is named in errors beside the name.
+        about: Fields of errors beside the name.
 
     Raises:
         InvalidArgumentError: No path has these names, or several have.

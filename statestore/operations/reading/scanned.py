@@ -44,7 +44,7 @@ class ScannedTable(ds.Dataset):
         filter: pc.Expression | None = None,
         **_how: Any,
     ) -> ds.Scanner:
-        """Return what reads; nothing is read before that is."""
+        """Return a scanner; nothing is read before somebody reads from it."""
         names = self._columns.names if columns is None else list(columns)
         schema = pa.schema([self._columns.field(name) for name in names])
         return _Scanner(schema, self._scan(names, filter))

@@ -55,7 +55,7 @@ class Selection:
         return Condition(self.filter) if isinstance(self.filter, str) else None
 
     def needed(self, schema: pa.Schema) -> Needed:
-        """Return what has to be read for it of what has some columns; errors as `apply`."""
+        """Return the part of rows of a schema that has to be read for it; errors as `apply`."""
         self.apply(pa.RecordBatch.from_pylist([], schema=schema))
         names = set(schema.names if self.columns is None else self.columns)
         if self._condition is not None:
@@ -77,7 +77,7 @@ class Selection:
         return Needed(_columns_of(names), demand.asked(places))
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return what is wanted of a batch.
+        """Return the wanted rows and columns of a batch.
 
         Raises:
             InvalidArgumentError: There is no such column, or the filter does not fit them; names

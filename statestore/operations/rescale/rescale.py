@@ -174,7 +174,7 @@ class _Rescaling:
         self._batch = checkpoint.newest_version - (not self._is_needed)
 
     def result(self, changes: Sequence[_StoreChange], *, count_rows: bool, done: bool) -> Rescale:
-        """Return what is to be done, or was."""
+        """Return the result, or the plan."""
         stores = list(map(self._describe, changes))
         if count_rows:
             stores = list(map(self._counted, stores, changes))
@@ -209,7 +209,7 @@ class _Rescaling:
         return result
 
     def changes(self) -> list[_StoreChange]:
-        """Return what is done with each store."""
+        """Return the change of each store."""
         if not self._is_needed:
             return []
         return [self._change(*key, of) for key, of in _heads_by_store(self._checkpoint).items()]

@@ -55,7 +55,7 @@ class StoreRescale:
         return max(rows) * len(rows) / sum(rows) if any(rows) else None
 
     def describe(self) -> str:
-        """Return what is done with it, and its rows in the new state partitions, in words."""
+        """Return its way and its rows in the new state partitions, in words."""
         lines = [
             f"Operator {self.operator} ({self.operator_name}), store {self.name}: "
             f"{_WAYS[self.way]}.",
@@ -106,7 +106,7 @@ class Rescale(Result):
             them only of an unfinished rescale.
         is_running: Whether the query runs: it has to be stopped first, and the numbers are those of
             its newest committed version.
-        stores: What is done with each store.
+        stores: The change of each store.
     """
 
     checkpoint: str

@@ -195,7 +195,7 @@ def savepoint_of(
     *,
     query_id: str | None = None,
 ) -> Callable[[MadeFiles], tuple[str, SavepointInfo]]:
-    """Return what makes a copy of a version a savepoint: `Copy.becomes`.
+    """Return the `Copy.becomes` by which a copy of a version becomes a savepoint.
 
     Args:
         version: The version.

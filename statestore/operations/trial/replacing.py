@@ -217,7 +217,7 @@ def _is_replaced(branch: Place, before: bytes | None, now: bytes | None) -> bool
     """Return whether a promote was done, of whose end its caller did not know.
 
     Args:
-        branch: What it was of.
+        branch: The branch that it was of.
         before: History of the checkpoint when it was begun; None where it was not.
         now: History of the checkpoint.
     """

@@ -216,7 +216,7 @@ def _expire(checkpoint: OpenCheckpoint, keep: int, progress: Progress, *, delete
 def _stay(
     store: StoreName, left: list[FileInfo], oldest: int, *, is_pinned: bool, is_compact: bool
 ) -> StoreStay | None:
-    """Return what is left in a store's directory of versions before the oldest that is kept."""
+    """Return the files in a store's directory that are older than the oldest kept version."""
     older = [
         (name, info)
         for info in left

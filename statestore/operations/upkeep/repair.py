@@ -226,7 +226,7 @@ def _back_to(checkpoint: OpenCheckpoint, version: int, findings: list[Finding]) 
 
 
 def _kind_of(checkpoint: OpenCheckpoint, batch: int) -> BatchKind | None:
-    """Return what a batch is, None where it is no operation's or its entry cannot be read."""
+    """Return the kind of an operation's batch; None for another, or where it cannot be read."""
     try:
         found = read_own_batch(checkpoint, batch)
     except (CorruptionError, IncompatibleError):

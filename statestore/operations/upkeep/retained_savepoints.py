@@ -379,7 +379,7 @@ class _Attempt:
         )
 
     def _doomed(self, there: list[FoundSavepoint | None]) -> list[FoundSavepoint]:
-        """Return what is not to stay, oldest first; None stands for the savepoint to be taken."""
+        """Return the savepoints to delete, oldest first; None stands for the one to be taken."""
         oldest_ms = self._now_ms - (self._retention.max_age_ms or self._now_ms)
         stays = there[-self._retention.keep :]
         return [
@@ -389,7 +389,7 @@ class _Attempt:
         ]
 
     def _left_over(self, checkpoint: OpenCheckpoint) -> list[str]:
-        """Return what killed attempts have begun, or begun to delete."""
+        """Return the directories that killed attempts have begun, or begun to delete."""
         idle_ms = self._now_ms - _IDLE_MS
         found = []
         for name in self._names(checkpoint):

@@ -272,7 +272,7 @@ def _missing_delta(
     *,
     is_newest: bool,
 ) -> _Failure | None:
-    """Return what is the matter with a version where a delta that it is made of is not listed.
+    """Return the failure of a version where a delta that it is made of is not listed.
 
     Raises:
         CorruptionError: A reference leads elsewhere.
@@ -298,7 +298,7 @@ def _missing_delta(
 
 
 def _slowest_before(version: int, states: States) -> dict[int, CommitTimes]:
-    """Return what the slowest store's commit of the version before took, where it is known."""
+    """Return the times of the slowest store's commit of the version before, where known."""
     known = [state.parent_commit for state in states.values() if state.parent_commit is not None]
     if len(known) < len(states) or not known:
         return {}

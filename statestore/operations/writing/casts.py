@@ -53,7 +53,7 @@ def conform(column: Any, kind: SparkType, name: str) -> Any:
     Args:
         column: An array of Arrow.
         kind: The type.
-        name: What the column is called, for errors.
+        name: Name of the column in errors.
 
     Raises:
         InvalidArgumentError: It is of a type that is not taken, or a value does not fit; names
@@ -218,7 +218,7 @@ def refuse_nulls(columns: Sequence[Any], kind: SparkType, name: str, within: Any
     Args:
         columns: Fields of a struct, or the elements of an array.
         kind: The type of what has them.
-        name: What that is called, for errors.
+        name: Name of that in errors.
         within: Structs that have them, of which null ones have no fields; None where none is null.
 
     Raises:

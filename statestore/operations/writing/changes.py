@@ -77,12 +77,12 @@ def changes_of(
     rows: Iterable[FamilyRows],
     scratch_directory: str,
 ) -> list[Changes]:
-    """Return what becomes other in each state partition of a store, whose rows are read with it.
+    """Return the changes of each state partition of a store, whose rows are read with them.
 
     Args:
         checkpoint: The checkpoint.
         shape: The store.
-        rows: What some of its column families get and lose; what they get is held in memory.
+        rows: Rows that some of its column families get and lose; the former are held in memory.
         scratch_directory: Local directory.
 
     Raises:
@@ -148,9 +148,9 @@ def write_changes(
     Args:
         location: The store.
         head: Its version.
-        changes: What becomes other.
+        changes: The changes.
         new_id: Checkpoint ID of the new one.
-        work: What it needs.
+        work: Means to write state.
 
     Guarantee: as `publish_delta`; the version before stays readable.
 

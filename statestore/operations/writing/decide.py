@@ -225,7 +225,7 @@ def _edited(
     *,
     may_be_none: bool = False,
 ) -> FamilyRows:
-    """Return what a column family loses and gets."""
+    """Return the rows that a column family loses and gets."""
     delete, upsert = edited.delete, edited.upsert
     if delete is None and upsert is None:
         raise InvalidArgumentError(

@@ -100,7 +100,7 @@ def as_reader(given: Any) -> pa.RecordBatchReader:
 
 
 def kept(given: Any) -> Any:
-    """Return what was given so that it is the same each time that it is read: a stream as a table.
+    """Return given rows in a form that reads the same each time: a stream as a table.
 
     So is data of other libraries; a file is copied. Anything else is returned as it is.
 
@@ -115,7 +115,7 @@ def kept(given: Any) -> Any:
 
 
 def by_address(rows: Any) -> Mapping[Address, Any]:
-    """Return what is given by the address of rows.
+    """Return given rows or edits by the address of the rows.
 
     Raises:
         InvalidArgumentError: It is no mapping.

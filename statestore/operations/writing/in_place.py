@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def work_on(checkpoint: OpenCheckpoint) -> Work:
-    """Return what writing state of a checkpoint needs; files are synced whatever its options say.
+    """Return means to write state of a checkpoint; files are synced whatever its options say.
 
     Raises:
         InvalidArgumentError: The package that its state backend needs is not installed.
@@ -46,7 +46,7 @@ class EditInPlace:
     """An edit that was decided and is not yet made.
 
     Attributes:
-        version: What it changes: the newest version.
+        version: The version that it changes: the newest one.
         shapes: All stores.
         rows: Column families with rows that change.
         watermark_ms: Watermark from now on; None for that of before.
