@@ -71,6 +71,7 @@ def check_executors(
     if home is None:
         raise NotFoundError(
             "no Spark is installed to submit with",
+            searched="SPARK_HOME, pyspark",
             to_fix="pip install 'statestore[spark]', or name it by SPARK_HOME",
         )
     request = {"backend": backend, "storage": storage, "options": dict(options)}

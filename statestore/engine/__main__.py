@@ -61,6 +61,8 @@ def serve(handshake: Handshake) -> tuple[int, Callable[[], bool]]:
     if not started.wait(_START_TIMEOUT_S):
         raise ProtocolError(
             "the engine's loopback server did not start",
+            host="127.0.0.1",
+            waited_s=_START_TIMEOUT_S,
             to_fix="check that the executor may listen on 127.0.0.1",
         )
     return int(gateway.get_callback_server().get_listening_port()), service.end

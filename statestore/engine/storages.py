@@ -193,6 +193,7 @@ class Storages:
         if address is None:
             raise ProtocolError(
                 "a call for the heap backend lacks the address of the driver's memory",
+                store=str(home.store),
                 to_fix="use the shim and the package of one version",
             )
         if request.options().checkpoint_storage:

@@ -215,7 +215,11 @@ class Batch:
     def _check_open(self) -> None:
         self._store.check_open()
         if self._is_done:
-            raise StoreClosedError("the batch was committed or aborted", to_fix="begin a new batch")
+            raise StoreClosedError(
+                "the batch was committed or aborted",
+                batch_version=self._version,
+                to_fix="begin a new batch",
+            )
 
 
 def family_id(families: tuple[ColumnFamily, ...], name: str) -> int:

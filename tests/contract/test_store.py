@@ -171,7 +171,7 @@ class TestVersions:
         batch.abort()
 
         assert (len(bench.open()), bench.file_names()) == (0, [])
-        with pytest.raises(StoreClosedError):
+        with pytest.raises(StoreClosedError, match="aborted: batch_version=0"):
             batch.put(b"a", b"1")
         with pytest.raises(StoreClosedError):
             batch.commit()
