@@ -1,27 +1,36 @@
 """Rows of a RocksDB database, many at a time.
 
-They are read in pieces that stay in the CPU's cache until they are copied into columns. Fewer calls
-of Python save half the time of a read, the cache a fifth.
+They are read in pieces that stay in the CPU's cache until their bytes are joined. Fewer calls of
+Python save half the time of a read, the cache a fifth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+import numpy as np
 import pyarrow as pa
+
+from statestore.codec.byte_ranges import buffer
+from statestore.codec.rows import MAX_BLOCK_BYTES
 
 if TYPE_CHECKING:
     from rocksdict import Rdict, ReadOptions
 
 Rows: TypeAlias = Sequence[tuple[bytes, bytes]]
+KeysAndValues: TypeAlias = tuple[Sequence[bytes], Sequence[bytes]]
+"""Of the same rows."""
 
-MOST_ROWS = 1_024
+MOST_ROWS = 64
+"""Rows of a piece: so few that not even large values are too much memory."""
 _FIRST_ROWS = 16
-_MOST_BYTES = 1024 * 1024
-_COUNTED_ROWS = 64
-"""Rows whose bytes are counted at once: a piece is larger than _MOST_BYTES by these at most."""
+_MOST_BYTES = (1 << 31) - 1
+"""Bytes of a binary column of Arrow."""
+_COLUMNS = pa.schema(
+    [pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary(), nullable=False)]
+)
 
 
 def all_rows(
@@ -46,7 +55,7 @@ def all_pieces(
     rows = cast("Iterator[tuple[bytes, bytes]]", database.items(from_key=first, read_opt=options))
     last: bytes | None = None
     most_rows = _FIRST_ROWS
-    while piece := _piece(rows, most_rows):
+    while piece := list(islice(rows, most_rows)):
         last = piece[-1][0]
         yield piece
         most_rows = min(2 * most_rows, MOST_ROWS)
@@ -62,20 +71,65 @@ def all_pieces(
     rest.status()
 
 
-def _piece(rows: Iterator[tuple[bytes, bytes]], most_rows: int) -> Rows:
-    """Return the next rows, none at the end."""
-    piece: list[tuple[bytes, bytes]] = []
-    num_bytes = 0
-    while len(piece) < most_rows and num_bytes < _MOST_BYTES:
-        some = list(islice(rows, min(_COUNTED_ROWS, most_rows)))
-        if not some:
-            break
-        piece += some
-        num_bytes += sum(map(len, chain.from_iterable(some)))
-    return piece
+def split(piece: Rows) -> KeysAndValues:
+    """Return the keys and the values of rows, one at least."""
+    keys, values = zip(*piece, strict=True)
+    return keys, values
 
 
-def to_columns(keys: Sequence[bytes], values: Sequence[bytes]) -> list[pa.RecordBatch]:
-    """Return keys and values of rows as two binary columns, above 2 GiB as several batches."""
-    columns = [pa.array(column, pa.binary()) for column in (keys, values)]
-    return pa.table(columns, names=["key", "value"]).to_batches()
+def to_batches(
+    pieces: Iterable[KeysAndValues], batch_bytes: int = MAX_BLOCK_BYTES
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows as binary columns `key` and `value`, about so many bytes at a time.
+
+    They are made of joined bytes: to make them of a list Arrow would look at every value, and
+    import pandas when it is installed.
+    """
+    keys, values = _Column(), _Column()
+    for piece in pieces:
+        keys.add(piece[0])
+        values.add(piece[1])
+        num_bytes = keys.num_bytes + values.num_bytes
+        if num_bytes > _MOST_BYTES:
+            yield from map(_batch, keys, values)
+        elif num_bytes >= batch_bytes:
+            yield _batch(keys.to_arrow(), values.to_arrow())
+        else:
+            continue
+        keys, values = _Column(), _Column()
+    if keys.sizes:
+        yield _batch(keys.to_arrow(), values.to_arrow())
+
+
+class _Column:
+    """Values of rows, their bytes joined piece by piece."""
+
+    def __init__(self) -> None:
+        self._joined: list[bytes] = []
+        self.sizes: list[int] = []
+        self.num_bytes = 0
+
+    def add(self, values: Sequence[bytes]) -> None:
+        joined = b"".join(values)
+        self._joined.append(joined)
+        self.sizes += map(len, values)
+        self.num_bytes += len(joined)
+
+    def to_arrow(self) -> pa.Array[Any]:
+        offsets = np.zeros(len(self.sizes) + 1, np.int32)
+        np.cumsum(self.sizes, out=offsets[1:])
+        data = pa.py_buffer(b"".join(self._joined))
+        return pa.Array.from_buffers(pa.binary(), len(self.sizes), [None, buffer(offsets), data])
+
+    def __iter__(self) -> Iterator[pa.Array[Any]]:
+        """Yield a column a value, where all are too large for one."""
+        start, data = 0, b"".join(self._joined)
+        for size in self.sizes:
+            one = _Column()
+            one.add([data[start : start + size]])
+            yield one.to_arrow()
+            start += size
+
+
+def _batch(keys: pa.Array[Any], values: pa.Array[Any]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([keys, values], schema=_COLUMNS)

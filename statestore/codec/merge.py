@@ -19,6 +19,7 @@ from statestore.codec.rows import (
     PUT,
     SCHEMA,
     from_numpy,
+    no_rows,
     sort_group,
     sort_rows,
     to_numpy,
@@ -212,9 +213,7 @@ def merge_rows(
     return _live_rows(rows, groups)
 
 
-_EMPTY = pa.RecordBatch.from_arrays(
-    [from_numpy(np.empty(0, np.uint8), field.type) for field in SCHEMA], schema=SCHEMA
-)
+_EMPTY = no_rows(SCHEMA)
 
 
 def _single_batch(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:

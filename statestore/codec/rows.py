@@ -78,6 +78,12 @@ def from_numpy(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array[Any]:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values.data)])
 
 
+def no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    """Return a record batch without rows; `from_pylist` would import pandas."""
+    columns: list[pa.Array[Any]] = [pa.nulls(0, field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
 def to_numpy(column: pa.Array[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return a fixed-width Arrow array without nulls as numpy, without copying or pandas."""
     _, data = column.buffers()

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
@@ -26,12 +25,12 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-from statestore.backends.database_rows import to_columns
+from statestore.backends.database_rows import split, to_batches
 from statestore.codec.byte_ranges import ByteRanges
 from statestore.codec.merge import merge_runs
 from statestore.codec.partition_key import compute_key_groups
-from statestore.codec.rows import DELETE, MAX_BLOCK_BYTES, PUT, SCHEMA, from_numpy
-from statestore.codec.sorting import RUN_BYTES, gather, join_batches, write_run
+from statestore.codec.rows import DELETE, PUT, SCHEMA, from_numpy
+from statestore.codec.sorting import RUN_BYTES, join_batches, write_run
 from statestore.core.errors import CorruptionError
 from statestore.io.local import named_errors
 from statestore.spark_files.changes import Changes
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any
 
-    from statestore.backends.database_rows import Rows
+    from statestore.backends.database_rows import KeysAndValues, Rows
     from statestore.codec.column_family import ColumnFamily
     from statestore.codec.sorting import LocalRun
     from statestore.spark_files.files import Chain, StoreFiles
@@ -140,8 +139,7 @@ class SparkVersion:
             ) as database:
                 for family in sorted(wanted, key=lambda found: found.id):
                     pieces = database.pieces(self._prefix(family))
-                    columns = (self._columns(piece, family) for piece in pieces)
-                    for encoded in gather(chain.from_iterable(columns), MAX_BLOCK_BYTES):
+                    for encoded in to_batches(self._columns(piece, family) for piece in pieces):
                         yield self._batch(encoded, family)
 
     def _merged(self, family: ColumnFamily, scratch_directory: str) -> Iterator[pa.RecordBatch]:
@@ -151,8 +149,11 @@ class SparkVersion:
             for changes in self._pieces(self.chain.paths):
                 put = [(key, value) for key, value in changes.of_keys.items() if value is not None]
                 gone = [key for key, value in changes.of_keys.items() if value is None]
-                batches = [self._batch(rows, family) for rows in self._columns(put, family)]
-                batches += [self._batch(rows, family, DELETE) for rows in to_columns(gone, gone)]
+                batches = [
+                    self._batch(rows, family, op)
+                    for op, piece in ((PUT, self._columns(put, family)), (DELETE, (gone, gone)))
+                    for rows in to_batches([piece])
+                ]
                 path = f"{directory}/{len(runs)}.arrow"
                 with named_errors("sort rows in the scratch directory", path):
                     runs.append(write_run(join_batches(batches), self.max_parallelism, path))
@@ -191,16 +192,15 @@ class SparkVersion:
     def _prefix(self, family: ColumnFamily) -> bytes:
         return family.id.to_bytes(FAMILY_BYTES, "little") if self.form.has_families else b""
 
-    def _columns(self, rows: Rows, family: ColumnFamily) -> list[pa.RecordBatch]:
+    def _columns(self, rows: Rows, family: ColumnFamily) -> KeysAndValues:
         """Return keys, and values with their checksums checked and cut."""
+        keys, values = split(rows) if rows else ((), ())
         with self._named(family):
             if family.multi_values:
                 values = [self._several(*row) for row in rows]
             elif self.form.has_checksums:
                 values = [self._checked(*row) for row in rows]
-            else:
-                values = [value for _, value in rows]
-        return to_columns([key for key, _ in rows], values)
+        return keys, values
 
     def _batch(self, rows: pa.RecordBatch, family: ColumnFamily, op: int = PUT) -> pa.RecordBatch:
         before_key, before_value = self._prefix(family), b""

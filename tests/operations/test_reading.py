@@ -1,5 +1,7 @@
 """State read, compared and looked into without Spark, against a dict for every version."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -43,6 +45,22 @@ def checkpoint(request, tmp_path_factory):
     return write_checkpoint(
         root, VERSIONS, backend=backend, checkpoint_format=checkpoint_format, num_partitions=4
     )
+
+
+def test_reading_every_row_needs_no_pandas(checkpoint, tmp_path):
+    """Catches a second at the start of every process, in which Arrow imports pandas."""
+    code = """
+import sys
+from statestore import Checkpoint
+checkpoint, savepoint, restored = sys.argv[1:]
+assert Checkpoint(checkpoint).verify(deep=True).ok
+assert sum(batch.num_rows for batch in Checkpoint(checkpoint).rows("default").read_batches())
+made = Checkpoint(checkpoint).savepoint(savepoint).made
+made.restore(restored, backend="rocksdb")
+assert "pandas" not in sys.modules
+"""
+    paths = [str(checkpoint), str(tmp_path / "savepoint"), str(tmp_path / "restored")]
+    subprocess.run([sys.executable, "-c", code, *paths], check=True)
 
 
 def _rows(table):

@@ -6,7 +6,7 @@ import pytest
 from rocksdict import Options, Rdict
 
 from statestore.backends import database_rows
-from statestore.backends.database_rows import MOST_ROWS, all_pieces, all_rows
+from statestore.backends.database_rows import MOST_ROWS, all_pieces, all_rows, split, to_batches
 from statestore.codec.references import StoreName
 from statestore.codec.rows import DELETE, MERGE, PUT
 from statestore.spark_files.changes import Changes
@@ -41,16 +41,24 @@ def test_every_row_is_read_once(database, num_rows):
     assert list(all_rows(database, num_rows.to_bytes(4))) == []
 
 
-def test_large_rows_are_few_at_a_time(database):
-    """Catches a piece of more bytes than anybody reckons with, after small rows too."""
-    large = {number.to_bytes(4): bytes(20_000 * (number > 2_000)) for number in range(3_000)}
-    fill(database, large)
-    counted = database_rows._COUNTED_ROWS * 20_004
+@pytest.mark.parametrize("most_bytes", [200_000, database_rows._MOST_BYTES])
+def test_rows_become_columns_of_about_so_many_bytes(database, monkeypatch, most_bytes):
+    """Catches a row lost between two batches, and one too large to be joined with others."""
+    monkeypatch.setattr(database_rows, "_MOST_BYTES", most_bytes)
+    rows = {
+        number.to_bytes(4): bytes([number % 251]) * (20_000 * (1_500 < number < 1_550))
+        for number in range(2_000)
+    }
+    fill(database, rows)
 
-    sizes = [sum(len(key) + len(value) for key, value in piece) for piece in all_pieces(database)]
+    batches = list(to_batches(map(split, all_pieces(database)), 100_000))
 
-    assert sum(sizes) == 3_000 * 4 + 999 * 20_000
-    assert max(sizes) < database_rows._MOST_BYTES + counted
+    assert [(row["key"], row["value"]) for batch in batches for row in batch.to_pylist()] == sorted(
+        rows.items()
+    )
+    sizes = [sum(map(len, batch.column(1).to_pylist())) for batch in batches]
+    assert max(sizes) < 100_000 + MOST_ROWS * 20_000
+    assert most_bytes > max(sizes)
 
 
 @pytest.mark.parametrize("seed", range(20))

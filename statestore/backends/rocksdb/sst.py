@@ -62,6 +62,11 @@ _STEP_ROWS = 100_000
 """Rows that are written to an SST for a step of the call under way."""
 _DELETES = pa.schema([pa.field("key", pa.binary(), nullable=False)])
 
+_NOTHING: pa.Scalar[Any] = pa.Array.from_buffers(
+    pa.binary(), 1, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")]
+)[0]
+"""No bytes; `pa.scalar` would import pandas."""
+
 EncodedRow = tuple[bytes, bytes | None]
 """Key and value as RocksDB keeps them; no value for a delete."""
 
@@ -174,8 +179,7 @@ def _listed(column: pa.Array[Any]) -> list[Any]:
 
 def _join(first: pa.Array[Any], second: pa.Array[Any]) -> pa.Array[Any]:
     """Return two binary columns joined value by value; null where one is null."""
-    separator = pa.scalar(b"", pa.binary())
-    return pc.binary_join_element_wise(first, second, separator)  # type: ignore[call-overload,no-any-return]
+    return pc.binary_join_element_wise(first, second, _NOTHING)  # type: ignore[call-overload,no-any-return]
 
 
 def _big_endian(column: pa.Array[Any]) -> pa.Array[Any]:

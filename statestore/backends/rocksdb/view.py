@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 from rocksdict import AccessType, Options, Rdict, ReadOptions
 
-from statestore.backends.database_rows import all_pieces, all_rows, to_columns
+from statestore.backends.database_rows import all_pieces, all_rows, split, to_batches
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database import local_errors
 from statestore.codec.byte_ranges import ByteRanges
-from statestore.codec.rows import MAX_BLOCK_BYTES, PUT, SCHEMA, from_numpy, rows_in
-from statestore.codec.sorting import gather
+from statestore.codec.rows import PUT, SCHEMA, from_numpy, rows_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -112,10 +110,7 @@ class View:
 
 def batches_of(pieces: Iterable[Rows]) -> Iterator[pa.RecordBatch]:
     """Yield encoded puts as record batches of SCHEMA, of about MAX_BLOCK_BYTES each."""
-    columns = (
-        to_columns([key for key, _ in piece], [value for _, value in piece]) for piece in pieces
-    )
-    yield from map(_decoded, gather(chain.from_iterable(columns), MAX_BLOCK_BYTES))
+    yield from map(_decoded, to_batches(map(split, pieces)))
 
 
 def _decoded(encoded: pa.RecordBatch) -> pa.RecordBatch:

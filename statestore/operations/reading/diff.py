@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from statestore.codec.byte_ranges import index_with_nulls, unpack
 from statestore.codec.key_bytes import decode_keys, key_type, value_type
-from statestore.codec.rows import from_numpy
+from statestore.codec.rows import from_numpy, no_rows
 from statestore.codec.sorting import join_batches
 from statestore.core.errors import IncompatibleError
 from statestore.operations.reading.ordering import Side, side_by_side
@@ -53,7 +53,7 @@ def diff_batches(
         scratch_directory: Local directory for what does not fit memory.
     """
     families = _families(old, new)
-    yield _decode(pa.RecordBatch.from_pylist([], schema=_RAW), *families)
+    yield _decode(no_rows(_RAW), *families)
     for raw in _differences(old, new, scratch_directory):
         yield _decode(raw, *families)
 

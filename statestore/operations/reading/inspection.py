@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from statestore.codec.byte_ranges import ByteRanges, child, unpack
 from statestore.codec.joined_trailers import add_counts
 from statestore.codec.key_bytes import decode_keys, key_type, value_type
-from statestore.codec.rows import from_numpy, to_numpy
+from statestore.codec.rows import from_numpy, no_rows, to_numpy
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.addresses import places_of
 from statestore.operations.reading.lookup import look_up
@@ -184,7 +184,7 @@ def find_key(rows: FoundRows, key: Sequence[Any]) -> pa.Table:
             to_fix="give values of the first columns, in order",
         )
     wanted = [_literal(*pair) for pair in zip(key, schema.types, schema.names, strict=False)]
-    found = [pa.RecordBatch.from_pylist([], schema=row_schema(family))]
+    found = [no_rows(row_schema(family))]
     place = look_up({(ordinal,): value for ordinal, value in enumerate(wanted)}, states, family)
     for name, state in states.items():
         if place.partitions is None or name.partition in place.partitions:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from statestore.codec.merge import merge_runs
-from statestore.codec.rows import SCHEMA, from_numpy, sort_group
+from statestore.codec.rows import SCHEMA, from_numpy, no_rows, sort_group
 from statestore.codec.sorting import sort_into_runs
 from statestore.io.local import named_errors
 
@@ -129,7 +129,7 @@ class _Stream:
     def __init__(self, batches: Iterator[pa.RecordBatch], max_parallelism: int) -> None:
         self._batches = batches
         self._max_parallelism = max_parallelism
-        self._batch = pa.RecordBatch.from_pylist([], schema=SCHEMA)
+        self._batch = no_rows(SCHEMA)
         self._groups: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
 
     def fill(self) -> bool:

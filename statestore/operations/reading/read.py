@@ -11,7 +11,7 @@ import pyarrow as pa
 from statestore.codec.byte_ranges import bits, buffer, unpack
 from statestore.codec.evolution import decode_value_rows, decode_values
 from statestore.codec.key_bytes import decode_keys, key_type, split_values, value_type
-from statestore.codec.rows import from_numpy
+from statestore.codec.rows import from_numpy, no_rows
 from statestore.operations.reading.lookup import Asked, look_up
 from statestore.operations.result import no_progress
 from statestore.operations.states import of_partitions
@@ -57,7 +57,7 @@ def read_batches(
     family, states = rows.family, rows.states
     if partitions is not None:
         states = of_partitions(states, partitions)
-    yield pa.RecordBatch.from_pylist([], schema=row_schema(family, columns))
+    yield no_rows(row_schema(family, columns))
     key_group = None
     if asked:
         place = look_up(asked.of_key(), states, family)

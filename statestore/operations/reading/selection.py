@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from statestore.codec.rows import no_rows
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.reading.condition import Condition
 from statestore.operations.reading.lookup import Asked, demand_of
@@ -56,7 +57,7 @@ class Selection:
 
     def needed(self, schema: pa.Schema) -> Needed:
         """Return the part of rows of a schema that has to be read for it; errors as `apply`."""
-        self.apply(pa.RecordBatch.from_pylist([], schema=schema))
+        self.apply(no_rows(schema))
         names = set(schema.names if self.columns is None else self.columns)
         if self._condition is not None:
             names |= {path.names[0] for path in self._condition.bind(schema).paths}

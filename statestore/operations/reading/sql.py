@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from statestore.checkpoint.pins import pinned
+from statestore.codec.rows import no_rows
 from statestore.codec.spark_types import distinct_names
 from statestore.core.errors import InvalidArgumentError, StateStoreError
 from statestore.core.ids import RandomIds
@@ -108,7 +109,7 @@ def run_sql(
             schema = pa.schema(
                 [field.with_name(name) for field, name in zip(reader.schema, names, strict=True)]
             )
-            yield pa.RecordBatch.from_pylist([], schema=schema)
+            yield no_rows(schema)
             for batch in reader:
                 yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
