@@ -22,6 +22,7 @@ from statestore.codec.rows import (
     no_rows,
     sort_group,
     sort_rows,
+    sort_rows_by_key,
     to_numpy,
 )
 from statestore.core.errors import InternalError
@@ -53,7 +54,7 @@ class SortedRun(Protocol):
 class _Cursor:
     """A run read in file order; keeps only the record batch of its position."""
 
-    def __init__(self, run: SortedRun, max_parallelism: int) -> None:
+    def __init__(self, run: SortedRun, max_parallelism: int | None) -> None:
         self._run = run
         self._max_parallelism = max_parallelism
         self._index = -1
@@ -119,10 +120,15 @@ def merge_runs(
             yield merged
 
 
-def interleave(runs: Sequence[SortedRun], max_parallelism: int) -> Iterator[pa.RecordBatch]:
-    """Yield every row of runs without a common key, deletes too, in file order.
+def interleave(runs: Sequence[SortedRun], max_parallelism: int | None) -> Iterator[pa.RecordBatch]:
+    """Yield every row of runs without a common key, deletes too, in order.
 
-    Arguments and errors as `merge_runs`.
+    Args:
+        runs: As `merge_runs`; in any order.
+        max_parallelism: Number of key groups; None where runs are by column family and key alone.
+
+    Raises:
+        CorruptionError: As `merge_runs`.
     """
     for pieces, _ in _slices(runs, max_parallelism, SLICE_BYTES):
         if len(pieces) == 1:
@@ -131,8 +137,20 @@ def interleave(runs: Sequence[SortedRun], max_parallelism: int) -> Iterator[pa.R
             yield sort_rows(_single_batch(pieces), max_parallelism)
 
 
+def append_runs(runs: Sequence[SortedRun], max_parallelism: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of runs in file order, where each has later keys than those before it.
+
+    That is so within each key group: no key is looked at. Arguments and errors as `merge_runs`.
+    """
+    for pieces, _ in _slices(runs, max_parallelism, SLICE_BYTES):
+        if len(pieces) == 1:
+            yield pieces[0]
+        elif pieces:
+            yield sort_rows_by_key(_single_batch(pieces), max_parallelism)
+
+
 def _slices(
-    runs: Sequence[SortedRun], max_parallelism: int, slice_bytes: int
+    runs: Sequence[SortedRun], max_parallelism: int | None, slice_bytes: int
 ) -> Iterator[tuple[list[pa.RecordBatch], list[int]]]:
     """Yield the rows of each slice as pieces of runs, and the index of each piece's run."""
     cursors = [_Cursor(run, max_parallelism) for run in runs]
@@ -146,7 +164,9 @@ def _slices(
         yield pieces, ages
 
 
-def _slice_ends(runs: Sequence[SortedRun], max_parallelism: int, slice_bytes: int) -> list[RowKey]:
+def _slice_ends(
+    runs: Sequence[SortedRun], max_parallelism: int | None, slice_bytes: int
+) -> list[RowKey]:
     """Choose where slices end: every run proposes a row about each 1/16 of a slice."""
     proposals: list[tuple[RowKey, int]] = []
     for run in runs:

@@ -95,10 +95,16 @@ def to_numpy(column: pa.Array[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return found
 
 
-def sort_group(batch: pa.RecordBatch, max_parallelism: int) -> npt.NDArray[np.uint32]:
-    """Return rank * 65536 + column family of each row: file order is by this, then by key."""
-    ranks = rank_table(max_parallelism)[to_numpy(batch.column(0), np.uint16)]
+def sort_group(batch: pa.RecordBatch, max_parallelism: int | None) -> npt.NDArray[np.uint32]:
+    """Return a number of each row: its order is by this, then by key.
+
+    In file order it is rank * 65536 + column family; without a number of key groups the column
+    family alone.
+    """
     families: npt.NDArray[np.uint32] = to_numpy(batch.column(1), np.uint16).astype(np.uint32)
+    if max_parallelism is None:
+        return families
+    ranks = rank_table(max_parallelism)[to_numpy(batch.column(0), np.uint16)]
     groups: npt.NDArray[np.uint32] = ranks.astype(np.uint32) << np.uint32(16) | families
     return groups
 
@@ -110,25 +116,23 @@ def rows_in(batch: pa.RecordBatch, key_groups: KeyGroupSet) -> pa.RecordBatch:
     return batch if is_in.all() else batch.take(from_numpy(np.flatnonzero(is_in), pa.int64()))
 
 
-def sort_rows(rows: pa.RecordBatch, max_parallelism: int) -> pa.RecordBatch:
-    """Return rows in file order."""
-    return _sort(rows, from_numpy(sort_group(rows, max_parallelism), pa.uint32()))
-
-
-def sort_by_key(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows in order of column family and key."""
-    return _sort(rows, rows.column(1))
-
-
-def _sort(rows: pa.RecordBatch, groups: pa.Array[Any]) -> pa.RecordBatch:
+def sort_rows(rows: pa.RecordBatch, max_parallelism: int | None) -> pa.RecordBatch:
+    """Return rows in file order; by column family and key without a number of key groups."""
     # Imported here because an engine that only loads and commits never needs it.
     import pyarrow.compute as pc
 
+    groups = from_numpy(sort_group(rows, max_parallelism), pa.uint32())
     order = pc.sort_indices(
         pa.table([groups, rows.column(3)], names=["group", "key"]),
         sort_keys=[("group", "ascending"), ("key", "ascending")],
     )
     return rows.take(order)
+
+
+def sort_rows_by_key(rows: pa.RecordBatch, max_parallelism: int) -> pa.RecordBatch:
+    """Return rows in file order whose keys ascend within each key group: no key is looked at."""
+    ranks = rank_table(max_parallelism)[to_numpy(rows.column(0), np.uint16)]
+    return rows.take(from_numpy(np.argsort(ranks, kind="stable"), pa.int64()))
 
 
 def check_key_group_order(

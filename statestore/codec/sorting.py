@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from statestore.codec.rows import SCHEMA, sort_rows, split_for_blocks
+from statestore.codec.rows import SCHEMA, sort_rows, sort_rows_by_key, split_for_blocks
 from statestore.codec.sealed_file import map_file
 
 if TYPE_CHECKING:
@@ -37,13 +37,19 @@ class LocalRun:
 
 
 def sort_into_runs(
-    batches: Iterable[pa.RecordBatch], max_parallelism: int, directory: str
+    batches: Iterable[pa.RecordBatch],
+    max_parallelism: int | None,
+    directory: str,
+    *,
+    is_by_key: bool = False,
 ) -> list[LocalRun]:
     """Write rows as runs in file order, with no more than about RUN_BYTES of them in memory.
 
     Args:
         batches: Record batches of SCHEMA, in any order.
-        max_parallelism: Number of key groups.
+        max_parallelism: Number of key groups; None for runs by column family and key alone.
+        is_by_key: Whether rows come in order of column family and key: `append_runs` then puts the
+            runs together.
         directory: Local directory for the runs, empty; may be deleted when they are read.
 
     Raises:
@@ -51,23 +57,31 @@ def sort_into_runs(
     """
     runs: list[LocalRun] = []
     for piece in gather(batches):
-        runs.append(write_run(piece, max_parallelism, f"{directory}/{len(runs)}.arrow"))
+        path = f"{directory}/{len(runs)}.arrow"
+        if is_by_key and max_parallelism is not None:
+            runs.append(_write_sorted(sort_rows_by_key(piece, max_parallelism), path))
+        else:
+            runs.append(write_run(piece, max_parallelism, path))
     return runs
 
 
-def write_run(piece: pa.RecordBatch, max_parallelism: int, path: str) -> LocalRun:
+def write_run(piece: pa.RecordBatch, max_parallelism: int | None, path: str) -> LocalRun:
     """Write rows as one run.
 
     Args:
         piece: Rows of SCHEMA in any order.
-        max_parallelism: Number of key groups.
+        max_parallelism: As `sort_into_runs`.
         path: Local path of the run; may be deleted when it is read.
 
     Raises:
         OSError: The local disk failed.
     """
+    return _write_sorted(sort_rows(piece, max_parallelism), path)
+
+
+def _write_sorted(rows: pa.RecordBatch, path: str) -> LocalRun:
     with ipc.new_file(path, SCHEMA) as file:
-        for block in split_for_blocks(sort_rows(piece, max_parallelism)):
+        for block in split_for_blocks(rows):
             file.write_batch(block)
     return LocalRun(path)
 

@@ -1,13 +1,15 @@
 """Merging runs: last writer wins, merges append, deletes vanish, memory stays bounded."""
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statestore.codec.merge import merge_rows, merge_runs
+from statestore.codec.merge import append_runs, interleave, merge_rows, merge_runs
 from statestore.codec.references import StoreName
-from statestore.codec.rows import DELETE, MERGE, PUT, Row, batch_from_rows
+from statestore.codec.rows import DELETE, MERGE, PUT, SCHEMA, Row, batch_from_rows
 from statestore.codec.sealed_file import append_trailer
+from statestore.codec.sorting import sort_into_runs
 from statestore.codec.state_file import StateFile, describe_stream
 from statestore.codec.trailer import RowCounts, Trailer
 from statestore.core.key_groups import KeyGroupSet, rank
@@ -97,6 +99,26 @@ def test_slices_make_no_difference(tmp_path_factory, versions, slice_bytes, zipp
     ]
 
     assert merged == expected_rows(versions)
+
+
+@settings(max_examples=25)
+@given(versions=deltas(), piece_rows=st.integers(1, 20))
+def test_rows_in_order_of_their_keys_need_no_look_at_them(tmp_path_factory, versions, piece_rows):
+    """Catches an order of rows that is not that of a file, within a run and of several."""
+    expected = expected_rows(versions)
+    by_key = sorted(expected, key=lambda row: (row["column_family"], row["key"]))
+    pieces = [
+        pa.RecordBatch.from_pylist(by_key[start : start + piece_rows], schema=SCHEMA)
+        for start in range(0, len(by_key), piece_rows)
+    ]
+    runs = [
+        sort_into_runs([piece], G, str(tmp_path_factory.mktemp("run")), is_by_key=True)[0]
+        for piece in pieces
+    ]
+    again = sort_into_runs(pieces[::-1], None, str(tmp_path_factory.mktemp("runs")))
+
+    assert [row for batch in append_runs(runs, G) for row in batch.to_pylist()] == expected
+    assert [row for batch in interleave(again, None) for row in batch.to_pylist()] == by_key
 
 
 @pytest.mark.parametrize("slice_bytes", [20_000, 100_000])

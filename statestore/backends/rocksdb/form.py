@@ -19,7 +19,7 @@ from statestore.backends.rocksdb.versions import RocksDBVersions
 from statestore.checkpoint.commit import Body
 from statestore.codec.rows import rows_in
 from statestore.codec.sealed_file import SealedFile
-from statestore.codec.sorting import gather, sort_into_runs
+from statestore.codec.sorting import sort_into_runs
 from statestore.codec.trailer import Block, compute_lineage
 from statestore.core.key_groups import KeyGroupSet
 from statestore.io.local import named_errors
@@ -71,7 +71,7 @@ class SstForm(FileForm):
         directory = tempfile.mkdtemp(prefix="runs-", dir=work.scratch_directory)
         with named_errors("sort rows in the scratch directory", directory):
             rows = self.rows(location, head, work)
-            return sort_into_runs(rows, head.trailer.max_parallelism, directory)
+            return sort_into_runs(rows, head.trailer.max_parallelism, directory, is_by_key=True)
 
     def rows_of_file(
         self, path: str, local_path: str, work: Work
@@ -100,7 +100,7 @@ class SstForm(FileForm):
         del new
         directory = tempfile.mkdtemp(prefix="sst-", dir=work.scratch_directory)
         with ipc.open_stream(pa.memory_map(path)) as rows:
-            return write_full_body(gather(rows), directory, work.options, self._memory)
+            return write_full_body(iter(rows), directory, work.options, self._memory)
 
     def write_changes(
         self,

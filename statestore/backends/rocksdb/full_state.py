@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import tempfile
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from statestore.backends.database_rows import all_pieces, all_rows
+from statestore.backends.database_rows import all_pieces
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database import local_errors
 from statestore.backends.rocksdb.merging import database_of
 from statestore.backends.rocksdb.versions import RocksDBVersions
 from statestore.backends.rocksdb.view import View, batches_of
 from statestore.checkpoint.commit import Body
+from statestore.codec.merge import interleave
 from statestore.codec.rows import (
     DELETE,
     MAX_BLOCK_ROWS,
     SCHEMA,
     from_numpy,
-    sort_by_key,
-    split_for_blocks,
 )
+from statestore.codec.sorting import sort_into_runs
 from statestore.codec.trailer import compute_lineage
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def read_file(
 
 
 def write_full_body(
-    pieces: Iterable[pa.RecordBatch],
+    batches: Iterable[pa.RecordBatch],
     directory: str,
     options: StateStoreOptions,
     memory: DatabaseMemory,
@@ -106,32 +106,16 @@ def write_full_body(
     """Write the body of a full state.
 
     Args:
-        pieces: Puts of SCHEMA in any order, each key once; one piece is sorted in memory at a time,
-            RocksDB merges them.
-        directory: Local directory for the body, twice its size; empty.
+        batches: Puts of SCHEMA in any order, each key once; they are sorted on the local disk.
+        directory: Local directory for the body and the rows; empty.
         options: rocksdb_compression and rocksdb_block_size_kb are used.
         memory: Shared by all databases.
 
     Raises:
         StorageError: The local disk failed.
     """
-    sst_options = memory.options(options)
     with local_errors("write a full state", directory):
-        written = [
-            sst.write_body(_in_key_order(piece), f"{directory}/{number}", sst_options)
-            for number, piece in enumerate(pieces)
-        ]
-        if len(written) == 1:
-            (body,) = written
-        else:
-            database = database_of([part.sst_path for part in written], directory, sst_options)
-            try:
-                body = sst.write_body(all_rows(database), f"{directory}/body", sst_options)
-            finally:
-                database.close()
+        runs = sort_into_runs(batches, None, directory)
+        rows = chain.from_iterable(map(sst.encode_rows, interleave(runs, None)))
+        body = sst.write_body(rows, f"{directory}/body", memory.options(options))
     return Body(body.path, body.blocks, body.rows, compute_lineage(None, body.blocks))
-
-
-def _in_key_order(piece: pa.RecordBatch) -> Iterator[sst.EncodedRow]:
-    for block in split_for_blocks(sort_by_key(piece)):
-        yield from sst.encode_rows(block)
