@@ -236,6 +236,8 @@ class Copy(Generic[Told]):
             num_partitions=self.num_partitions,
             checkpoint_format=self.checkpoint_format,
             memory=in_memory,
+            place=place,
+            state_uri=self.state_uri,
             work=work,
             progress=BytesDone(progress, self.state_bytes),
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from abc import ABC, abstractmethod
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -16,12 +15,8 @@ from statestore.codec.references import StoreName
 from statestore.codec.trailer import RowCounts
 from statestore.core.key_groups import default_max_parallelism
 from statestore.operations.committed_version import copy_file, copy_state, link_file
-from statestore.operations.full_state import (
-    MAX_STATES_AT_ONCE,
-    StateWriter,
-    deal_out,
-    write_states,
-)
+from statestore.operations.dealing import Pair, Taking, write_pairs
+from statestore.operations.full_state import StateWriter, deal_out
 from statestore.operations.operator_map import store_names_of
 from statestore.operations.rehashing import rehash_effort, rehashed_version, write_rehashed
 
@@ -78,6 +73,8 @@ class NewState:
         num_partitions: Number of its state partitions.
         checkpoint_format: 1 or 2.
         memory: The driver's memory where its state files are there, of the heap backend.
+        place: The directory as it is reached from any process.
+        state_uri: URI of the state files' storage, where that is another one; else empty.
         work: Means to write state.
         progress: Told what is done.
     """
@@ -91,6 +88,8 @@ class NewState:
     num_partitions: int
     checkpoint_format: int
     memory: FileIO | None
+    place: Place
+    state_uri: str
     work: Work
     progress: BytesDone
 
@@ -212,21 +211,32 @@ class Dealt(Pass):
 
     def write(self, stores: Sequence[Store], state: NewState) -> dict[StoreName, PublishedFile]:
         """Write them: of each pair of givers and takers by itself."""
-
-        def write(pair: tuple[list[StoreName], list[StoreName]]) -> dict[StoreName, PublishedFile]:
-            givers, takers = pair
-            heads = [state.version.heads[store] for store in givers]
-            places = {
-                state.location(store): self._new_id(state, givers, takers) for store in takers
-            }
-            rows = list(zip(map(state.version.checkpoint.location, givers), heads, strict=True))
-            made = write_states(rows, places, state.num_partitions, state.backend, state.work)
+        pairs = [
+            Pair(
+                [state.version.heads[giver] for giver in givers],
+                {
+                    state.location(taker).store: self._new_id(state, givers, takers)
+                    for taker in takers
+                },
+            )
+            for store in stores
+            for givers, takers in _pairs(state, store)
+        ]
+        taking = Taking(
+            state.place,
+            state.state_uri,
+            state.root,
+            state.backend,
+            state.num_partitions,
+            state.work.scratch_directory,
+        )
+        io = state.memory or state.io
+        made: dict[StoreName, PublishedFile] = {}
+        for pair, files in write_pairs(state.source, pairs, taking, io, state.work):
+            made |= files
+            givers = [giver.trailer.store for giver in pair.givers]
             state.progress.add(state.version.state_bytes(givers))
-            return {location.store: file for location, file in made.items()}
-
-        pairs = [pair for store in stores for pair in _pairs(state, store)]
-        with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
-            return {name: file for made in pool.map(write, pairs) for name, file in made.items()}
+        return made
 
     @staticmethod
     def _new_id(state: NewState, givers: list[StoreName], takers: list[StoreName]) -> str:

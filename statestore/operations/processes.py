@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 Share = TypeVar("Share")
 Result = TypeVar("Result")
 
+Item = TypeVar("Item")
+
 _MOST_PROCESSES = 16
+_SHARES_OF_A_PROCESS = 4
 _MIN_ROWS = 4_000_000
 """Below, two processes save less than the second that they take to start."""
 
@@ -57,6 +60,12 @@ def num_processes() -> int:
     except ModuleNotFoundError:
         return 1
     return min(int(cpu_count()), _MOST_PROCESSES)
+
+
+def into_shares(work: Sequence[Item]) -> list[list[Item]]:
+    """Deal out work, some for each process to take when it is done with what it had."""
+    num_shares = min(len(work), _SHARES_OF_A_PROCESS * num_processes())
+    return [list(work[at::num_shares]) for at in range(num_shares)]
 
 
 def map_in_processes(

@@ -43,8 +43,8 @@ from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, OpenCheckpoin
 from statestore.operations.conversion import schemas_of
 from statestore.operations.metadata_file import read_metadata
 from statestore.operations.processes import (
+    into_shares,
     map_in_processes,
-    num_processes,
     place_for_processes,
 )
 from statestore.operations.result import no_progress
@@ -75,7 +75,6 @@ if TYPE_CHECKING:
     from statestore.spark_files.rows import SparkVersion
 
 NUM_READERS = 2
-_SHARES_OF_A_PROCESS = 4
 
 Of = TypeVar("Of")
 
@@ -295,11 +294,11 @@ class _Verifier:
         place = place_for_processes(self._checkpoint, num_rows, len(stores))
         if place is None:
             return []
-        lists = list(stores.values())
         directory = self._checkpoint.scratch_directory
-        num_shares = min(len(lists), _SHARES_OF_A_PROCESS * num_processes())
-        shares = (list(chain.from_iterable(lists[at::num_shares])) for at in range(num_shares))
-        return [_Share(place, directory, share, self._skips_expired) for share in shares]
+        return [
+            _Share(place, directory, list(chain.from_iterable(share)), self._skips_expired)
+            for share in into_shares(list(stores.values()))
+        ]
 
     def _verify_of_spark(self, version: int, found: SparkVersion) -> None:
         """Verify a store that Spark's own provider wrote: its files, then every row."""

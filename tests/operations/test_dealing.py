@@ -1,0 +1,104 @@
+"""Rows dealt out by processes, beside what one process makes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from statestore import Checkpoint, Savepoint
+from statestore.core.errors import CorruptionError, NotFoundError
+from statestore.operations import dealing, processes
+from statestore.operations.processes import map_in_processes
+from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
+from statestore.testing.stores import OPERATORS
+from tests.damaged import flip
+
+KEYS = 3_000
+
+
+@pytest.fixture(name="query", scope="module", params=["filesystem", "rocksdb"])
+def _query(request, tmp_path_factory):
+    made = MadeCheckpoint(
+        tmp_path_factory.mktemp("query") / "it",
+        num_partitions=4,
+        backend=request.param,
+        checkpoint_format=2,
+        operators=OPERATORS,
+    )
+    for first, step in ((0, 1), (0, 3), (100, 7)):
+        made.run_batch({key: first + key for key in range(first, KEYS, step)})
+    made.run_batch(dict.fromkeys(range(0, KEYS, 11)))
+    return made
+
+
+@pytest.fixture(name="counts")
+def _counts(monkeypatch):
+    """Shares of each work that processes did; all work is much, on a machine with two cores."""
+    counts = []
+    monkeypatch.setattr(processes, "_MIN_ROWS", 1)
+    monkeypatch.setattr(processes, "num_processes", lambda: 2)
+    monkeypatch.setattr(
+        dealing,
+        "map_in_processes",
+        lambda function, shares: counts.append(len(shares)) or map_in_processes(function, shares),
+    )
+    return counts
+
+
+def _described(path):
+    found = Checkpoint(path).verify()
+    assert found.findings == ()
+    return found.num_files
+
+
+def test_processes_make_what_threads_do(query, tmp_path, request):
+    """Catches a state partition that is lost on the way from a process, or written elsewhere."""
+    sums = {}
+
+    def copies(name):
+        reports = []
+        directory = tmp_path / name
+        savepoint = directory / "savepoint"
+        Checkpoint(query.path).savepoint(savepoint, progress=lambda *done: reports.append(done))
+        made = [str(savepoint)]
+        for backend, num_partitions, storage in (
+            ("filesystem", 2, ""),
+            ("rocksdb", 8, str(directory / "elsewhere")),
+        ):
+            to = str(directory / f"{backend}-{num_partitions}")
+            options = {"checkpointStorage": storage} if storage else {}
+            Savepoint(savepoint, storage_options=options).restore(
+                to, backend=backend, num_partitions=num_partitions
+            )
+            made.append(to)
+        sums[name] = [(read_checkpoint(path), _described(path)) for path in made]
+        return reports[-1], [path.name for path in savepoint.iterdir()]
+
+    in_threads = copies("threads")
+    counts = request.getfixturevalue("counts")
+    in_processes = copies("processes")
+
+    assert len(counts) >= 3
+    assert sums["threads"] == sums["processes"]
+    assert sums["threads"][0][0] == query.expected()
+    assert in_threads[0] == in_processes[0]
+    assert sorted(in_threads[1]) == sorted(in_processes[1])
+
+
+@pytest.mark.usefixtures("counts")
+def test_damage_that_a_process_finds_is_an_error(query, tmp_path):
+    """Catches a savepoint that lacks what a process could not read."""
+    damaged = next(Path(query.path).glob("state/0/2/4*.delta.*"))
+    flip(damaged)
+    try:
+        with pytest.raises(CorruptionError, match=damaged.name):
+            Checkpoint(query.path).savepoint(tmp_path / "savepoint")
+        with pytest.raises(NotFoundError, match="begun and not finished"):
+            _ = Savepoint(tmp_path / "savepoint").info
+    finally:
+        flip(damaged)
+
+    Checkpoint(query.path).savepoint(tmp_path / "savepoint")
+
+    assert read_checkpoint(str(tmp_path / "savepoint")) == query.expected()
