@@ -154,11 +154,19 @@ def _raw_batches(
 def _decode_all(
     batches: Iterator[tuple[pa.RecordBatch, int]], family: ColumnFamily, columns: Collection[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Decode in threads while the next batches are read, in order and a few at a time."""
-    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="statestore-decode") as pool:
+    """Decode in threads while the next batches are read, in order and a few at a time.
+
+    They are read in a thread, too: while the caller writes those that it was given.
+    """
+    with (
+        ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="statestore-decode") as pool,
+        ThreadPoolExecutor(1, thread_name_prefix="statestore-read") as reader,
+    ):
         waiting: list[Future[pa.RecordBatch]] = []
-        for batch, partition in batches:
-            waiting.append(pool.submit(decode_batch, batch, family, partition, columns))
+        ahead = reader.submit(next, batches, None)
+        while (found := ahead.result()) is not None:
+            ahead = reader.submit(next, batches, None)
+            waiting.append(pool.submit(decode_batch, found[0], family, found[1], columns))
             if len(waiting) > 2 * NUM_THREADS:
                 yield waiting.pop(0).result()
         for future in waiting:
