@@ -13,18 +13,21 @@ if TYPE_CHECKING:
 
 
 class DeferredDeletes(ForwardingFileIO):
-    """A FileIO over another one; everything but deletes goes through.
+    """A FileIO over another one; everything but deletes goes through, and one listing.
 
     Args:
         io: The storage.
+        directory: Listed once: later listings of it are the first without what was deleted.
         is_deferred: Whether deletes are only noted.
 
     Attributes:
         deleted: Paths deleted, or to be deleted.
     """
 
-    def __init__(self, io: FileIO, *, is_deferred: bool) -> None:
+    def __init__(self, io: FileIO, directory: str, *, is_deferred: bool) -> None:
         super().__init__(io)
+        self._directory = directory
+        self._listed: list[FileInfo] | None = None
         self._is_deferred = is_deferred
         self.deleted: set[str] = set()
 
@@ -42,5 +45,7 @@ class DeferredDeletes(ForwardingFileIO):
 
     def list(self, directory: str) -> list[FileInfo]:
         """See FileIO; without what was deleted."""
-        found = self._io.list(directory)
+        found = self._listed if directory == self._directory else self._io.list(directory)
+        if found is None:
+            found = self._listed = self._io.list(directory)
         return [info for info in found if f"{directory}/{info.name}" not in self.deleted]

@@ -16,6 +16,7 @@ from statestore.cli.commands import cli
 from statestore.codec.references import FileRef
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.text import format_count
+from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.upkeep import expired
 from statestore.operations.upkeep.verify import verify
@@ -161,6 +162,36 @@ def test_expire_keeps_what_retained_versions_are_made_of(made):
     assert Checkpoint(made.path).verify(versions=[8, 9], deep=True).findings == ()
     assert at(made.path, options=NOW).expire(2, dry_run=True).num_files == 0
     made.run_batch({3: 3})
+
+
+class ListingDisk(LocalFileIO):
+    """The local disk, with the directories that were listed."""
+
+    def __init__(self):
+        super().__init__()
+        self.listed = []
+
+    def list(self, directory):
+        self.listed.append(directory)
+        return super().list(directory)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_expire_lists_each_store_once(tmp_path, backend, dry_run):
+    """Catches requests that cost most on S3, where there are many state partitions."""
+    query, _ = make_with_snapshots(tmp_path, backend)
+    for number in range(5):
+        query.run_batch({f"more {number}": number}, snapshot=number == 2)
+    disk = ListingDisk()
+
+    done = at(query.path, options=NOW, io=disk).expire(2, dry_run=dry_run)
+
+    with open_checkpoint(place_of(query.path)) as checkpoint:
+        stores = checkpoint.heads(checkpoint.newest_version)
+        expected = [checkpoint.location(store).directory for store in stores]
+    assert {store.store for store in done.stores} == stores.keys()
+    assert sorted(path for path in disk.listed if path in expected) == sorted(expected)
 
 
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
