@@ -152,7 +152,14 @@ def append_runs(runs: Sequence[SortedRun], max_parallelism: int) -> Iterator[pa.
 def _slices(
     runs: Sequence[SortedRun], max_parallelism: int | None, slice_bytes: int
 ) -> Iterator[tuple[list[pa.RecordBatch], list[int]]]:
-    """Yield the rows of each slice as pieces of runs, and the index of each piece's run."""
+    """Yield the rows of each slice as pieces of runs, and the index of each piece's run.
+
+    Of a single run a record batch is a slice: nothing has to be found, or put together.
+    """
+    if len(runs) == 1:
+        for index in range(runs[0].num_batches):
+            yield [runs[0].batch(index)], [0]
+        return
     cursors = [_Cursor(run, max_parallelism) for run in runs]
     for end in [*_slice_ends(runs, max_parallelism, slice_bytes), None]:
         pieces: list[pa.RecordBatch] = []
