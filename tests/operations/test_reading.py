@@ -48,7 +48,7 @@ def checkpoint(request, tmp_path_factory):
 
 
 def test_reading_every_row_needs_no_pandas(checkpoint, tmp_path):
-    """Catches a second at the start of every process, in which Arrow imports pandas."""
+    """Catches a package that Arrow imports in every process, and nobody asks for."""
     code = """
 import sys
 from statestore import Checkpoint
