@@ -36,6 +36,11 @@ def batch_of(query: MadeCheckpoint, random: Random) -> dict[Any, Any]:
     return rows
 
 
+def deletes_of(query: MadeCheckpoint) -> dict[Any, Any]:
+    """Some of the keys that are there, deleted: the delta has no other row."""
+    return dict.fromkeys(sorted(query.numbers)[:5])
+
+
 def counted(rows: Rows, num_keys: int = 1000) -> tuple[Counter[Any], int]:
     """What is told: changes by key, and of how many versions."""
     told = rows.most_changed(num_keys).to_pylist()
@@ -63,7 +68,8 @@ def test_changes_are_those_of_the_batches(
     query = query_of(tmp_path / "query", operators=STORE, **how)
     batches = []
     for number in range(NUM_BATCHES):
-        batches.append(batch_of(query, random))
+        only_deletes = number % 7 == 6
+        batches.append(deletes_of(query) if only_deletes else batch_of(query, random))
         query.run_batch(batches[-1], snapshot=number % 3 == 0)
     checkpoint = Checkpoint(query.path)
 

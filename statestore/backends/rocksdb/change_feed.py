@@ -8,16 +8,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.ipc as ipc
 from rocksdict import Rdict
 
 from statestore.backends.rocksdb.database import ingest_files, local_errors
-from statestore.backends.rocksdb.merging import lay_out, open_sst, read_rows
+from statestore.backends.rocksdb.merging import lay_out, open_sst, read_file
 from statestore.backends.rocksdb.sst import KEY_GROUP_BYTES, encode_key
 from statestore.checkpoint.load import check_first_change
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
-from statestore.codec.rows import MERGE, SCHEMA, Row, batch_from_rows, split_for_blocks
+from statestore.codec.merge import interleave
+from statestore.codec.rows import (
+    MERGE,
+    SCHEMA,
+    Row,
+    batch_from_rows,
+    from_numpy,
+    split_for_blocks,
+    to_numpy,
+)
 from statestore.codec.sealed_file import append_trailer
+from statestore.codec.sorting import sort_into_runs
 from statestore.codec.state_file import StateFile, describe_stream
 from statestore.core.errors import IncompatibleError
 from statestore.core.options import StateStoreOptions
@@ -30,6 +42,7 @@ if TYPE_CHECKING:
     from statestore.backends.rocksdb.database_memory import DatabaseMemory
     from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.references import FileRef
+    from statestore.codec.trailer import Trailer
     from statestore.core.key_groups import KeyGroupSet
 
 
@@ -97,8 +110,16 @@ class _Lists:
             copy = lay_out(open_sst(self._location, ref), ref, owned, path, self._options)
             ingest_files(self._database, filter(None, [copy.path]))
 
-    def without_known(self, row: Row) -> Row:
-        """Return a put of a list that only adds values as a merge of them."""
+    def without_known(self, batch: pa.RecordBatch, trailer: Trailer) -> Iterator[pa.RecordBatch]:
+        """Yield rows with a put of a list that only adds values as a merge of them."""
+        of_lists = [family.id for family in trailer.column_families if family.multi_values]
+        is_list = np.isin(to_numpy(batch.column(1), np.uint16), of_lists)
+        yield batch.take(from_numpy(np.flatnonzero(~is_list), pa.int64()))
+        lists = batch.take(from_numpy(np.flatnonzero(is_list), pa.int64()))
+        rows = (self._without_known(Row(**row)) for row in lists.to_pylist())
+        yield batch_from_rows(rows, trailer.max_parallelism)
+
+    def _without_known(self, row: Row) -> Row:
         before = self._database.get(encode_key(row.column_family, row.key))
         known = before[KEY_GROUP_BYTES:] if before is not None else b""
         if row.value is None or not known or row.value == known or not row.value.startswith(known):
@@ -131,18 +152,21 @@ def _write(
 ) -> StateFile:
     trailer = file.trailer
     path = f"{directory}/{trailer.version}.arrows"
-    with local_errors("write to the local disk", path):
-        rows = list(read_rows(location, file.ref, memory, directory))
+    with (
+        local_errors("write to the local disk", path),
+        tempfile.TemporaryDirectory(prefix="rows-", dir=directory) as scratch,
+    ):
+        sealed = open_sst(location, file.ref)
+        batches = read_file(sealed, scratch, StateStoreOptions(), memory)
         if lists is not None:
-            of_lists = {family.id for family in trailer.column_families if family.multi_values}
-            rows = [
-                lists.without_known(row) if row.column_family in of_lists else row for row in rows
-            ]
+            batches = (part for batch in batches for part in lists.without_known(batch, trailer))
+        runs = sort_into_runs(batches, trailer.max_parallelism, scratch)
+        if lists is not None:
             lists.follow([file.ref], trailer.key_groups)
-        batch = batch_from_rows(rows, trailer.max_parallelism)
         with ipc.new_stream(path, SCHEMA) as stream:
-            for block in split_for_blocks(batch):
-                stream.write_batch(block)
+            for rows in interleave(runs, trailer.max_parallelism):
+                for block in split_for_blocks(rows):
+                    stream.write_batch(block)
     blocks = describe_stream(path, Path(path).stat().st_size, trailer.max_parallelism)
     append_trailer(path, replace(trailer, blocks=blocks))
     return StateFile(path)

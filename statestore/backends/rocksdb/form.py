@@ -14,7 +14,8 @@ import pyarrow.ipc as ipc
 from statestore.backends.form import FileForm
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database_memory import DatabaseMemory
-from statestore.backends.rocksdb.full_state import read_file, read_full_state, write_full_body
+from statestore.backends.rocksdb.full_state import read_full_state, write_full_body
+from statestore.backends.rocksdb.merging import read_file
 from statestore.backends.rocksdb.versions import RocksDBVersions
 from statestore.checkpoint.commit import Body
 from statestore.codec.rows import rows_in

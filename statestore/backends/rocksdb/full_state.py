@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 
-from statestore.backends.database_rows import all_pieces
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database import local_errors
-from statestore.backends.rocksdb.merging import database_of
 from statestore.backends.rocksdb.versions import RocksDBVersions
-from statestore.backends.rocksdb.view import View, batches_of
+from statestore.backends.rocksdb.view import View
 from statestore.checkpoint.commit import Body
 from statestore.codec.merge import interleave
-from statestore.codec.rows import (
-    DELETE,
-    MAX_BLOCK_ROWS,
-    SCHEMA,
-    from_numpy,
-)
 from statestore.codec.sorting import sort_into_runs
 from statestore.codec.trailer import compute_lineage
 
@@ -32,7 +23,6 @@ if TYPE_CHECKING:
     from statestore.backends.rocksdb.database_memory import DatabaseMemory
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.trailers import PublishedFile
-    from statestore.codec.sealed_file import SealedFile
     from statestore.core.clock import Clock
     from statestore.core.options import StateStoreOptions
 
@@ -66,35 +56,6 @@ def read_full_state(
             yield from view.batches(column_family)
         finally:
             view.close()
-
-
-def read_file(
-    file: SealedFile, scratch_directory: str, options: StateStoreOptions, memory: DatabaseMemory
-) -> Iterator[pa.RecordBatch]:
-    """Yield every row of one durable file, puts, then deletes, whose key group is 0.
-
-    See FileForm.rows_of_file. The database is in scratch_directory, and gone after the last row.
-    """
-    with tempfile.TemporaryDirectory(prefix="file-", dir=scratch_directory) as directory:
-        copy = sst.extract_sst(file, f"{directory}/1.sst")
-        if copy is None:
-            return
-        database = database_of([copy], directory, memory.options(options))
-        try:
-            yield from batches_of(all_pieces(database))
-        finally:
-            database.close()
-    deletes = sst.read_deletes(file)
-    while deleted := list(islice(deletes, MAX_BLOCK_ROWS)):
-        encoded = [(key, bytes(sst.KEY_GROUP_BYTES)) for key in deleted]
-        (puts,) = batches_of([encoded])
-        columns = [
-            *puts.columns[:2],
-            from_numpy(np.full(len(deleted), DELETE, np.uint8), pa.uint8()),
-            puts.column(3),
-            pa.nulls(len(deleted), pa.binary()),
-        ]
-        yield pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
 def write_full_body(

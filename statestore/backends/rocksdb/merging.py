@@ -28,19 +28,23 @@ import itertools
 import operator
 import tempfile
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+import pyarrow as pa
 from rocksdict import Rdict
 
-from statestore.backends.database_rows import all_rows
+from statestore.backends.database_rows import all_pieces, all_rows
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database import ingest_files, local_errors
+from statestore.backends.rocksdb.view import batches_of
 from statestore.checkpoint.layout import store_of_path
 from statestore.checkpoint.lineage import check_ref, check_store, make_ref
 from statestore.checkpoint.snapshot import check_num_rows, summary_trailer
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
-from statestore.codec.rows import DELETE, PUT, Row
+from statestore.codec.rows import DELETE, MAX_BLOCK_ROWS, SCHEMA, from_numpy
 from statestore.codec.sealed_file import SealedFile, append_trailer
 from statestore.core.errors import FencedError
 from statestore.core.options import StateStoreOptions
@@ -130,27 +134,32 @@ def lay_out(
             return LaidOut(str(Path(body.sst_path).rename(path)))
 
 
-def read_rows(
-    location: StoreLocation, ref: FileRef, memory: DatabaseMemory, scratch_directory: str
-) -> Iterator[Row]:
-    """Yield the rows of one durable file, in no order; deletes have key group 0.
+def read_file(
+    file: SealedFile, scratch_directory: str, options: StateStoreOptions, memory: DatabaseMemory
+) -> Iterator[pa.RecordBatch]:
+    """Yield every row of one durable file, puts, then deletes, whose key group is 0.
 
-    Raises:
-        As `open_sst`; StorageError when the local disk failed.
+    See FileForm.rows_of_file. The database is in scratch_directory, and gone after the last row.
     """
-    file = open_sst(location, ref)
-    with tempfile.TemporaryDirectory(prefix="read-", dir=scratch_directory) as directory:
+    with tempfile.TemporaryDirectory(prefix="file-", dir=scratch_directory) as directory:
         copy = sst.extract_sst(file, f"{directory}/1.sst")
-        database = database_of([copy], directory, memory.options(StateStoreOptions()))
-        try:
-            for key, value in _rows_in(database, None):
-                family, short_key, group, short_value = sst.split_row(key, value)
-                yield Row(group, family, PUT, short_key, short_value)
-            for key in sst.read_deletes(file):
-                family, short_key, group, _ = sst.split_row(key, None)
-                yield Row(group, family, DELETE, short_key, None)
-        finally:
-            database.close()
+        if copy is not None:
+            database = database_of([copy], directory, memory.options(options))
+            try:
+                yield from batches_of(all_pieces(database))
+            finally:
+                database.close()
+    deletes = sst.read_deletes(file)
+    while deleted := list(islice(deletes, MAX_BLOCK_ROWS)):
+        encoded = [(key, bytes(sst.KEY_GROUP_BYTES)) for key in deleted]
+        (puts,) = batches_of([encoded])
+        columns = [
+            *puts.columns[:2],
+            from_numpy(np.full(len(deleted), DELETE, np.uint8), pa.uint8()),
+            puts.column(3),
+            pa.nulls(len(deleted), pa.binary()),
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
 def merge_files(
