@@ -39,7 +39,6 @@ from rocksdict import Rdict
 from statestore.backends.database_rows import all_pieces, all_rows
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database import ingest_files, local_errors
-from statestore.backends.rocksdb.view import batches_of
 from statestore.checkpoint.layout import store_of_path
 from statestore.checkpoint.lineage import check_ref, check_store, make_ref
 from statestore.checkpoint.snapshot import check_num_rows, summary_trailer
@@ -146,13 +145,13 @@ def read_file(
         if copy is not None:
             database = database_of([copy], directory, memory.options(options))
             try:
-                yield from batches_of(all_pieces(database))
+                yield from sst.decode_rows(all_pieces(database))
             finally:
                 database.close()
     deletes = sst.read_deletes(file)
     while deleted := list(islice(deletes, MAX_BLOCK_ROWS)):
         encoded = [(key, bytes(sst.KEY_GROUP_BYTES)) for key in deleted]
-        (puts,) = batches_of([encoded])
+        (puts,) = sst.decode_rows([encoded])
         columns = [
             *puts.columns[:2],
             from_numpy(np.full(len(deleted), DELETE, np.uint8), pa.uint8()),

@@ -35,12 +35,16 @@ import pyarrow.compute as pc
 import pyarrow.ipc as ipc
 from rocksdict import Options, SstFileWriter
 
+from statestore.backends.database_rows import split, to_batches
 from statestore.codec.arrow_batch import read_stream
+from statestore.codec.byte_ranges import ByteRanges
 from statestore.codec.rows import (
     MAX_BLOCK_BYTES,
     MAX_BLOCK_ROWS,
     MERGE,
+    PUT,
     SCHEMA,
+    from_numpy,
     split_for_blocks,
     to_numpy,
     write_options,
@@ -53,6 +57,7 @@ from statestore.core.progress import STEP_BYTES, step
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from statestore.backends.database_rows import Rows
     from statestore.codec.sealed_file import SealedFile
     from statestore.core.key_groups import KeyGroupSet
 
@@ -366,6 +371,26 @@ def encode_key(column_family: int, key: bytes) -> bytes:
 def encode_rows(batch: pa.RecordBatch) -> Iterator[tuple[bytes, bytes]]:
     """Yield puts of SCHEMA as encoded rows."""
     return zip(_listed(_encoded_keys(batch)), _listed(_encoded_values(batch)), strict=True)
+
+
+def decode_rows(pieces: Iterable[Rows]) -> Iterator[pa.RecordBatch]:
+    """Yield encoded puts as record batches of SCHEMA, of about MAX_BLOCK_BYTES each."""
+    yield from map(_decoded, to_batches(map(split, pieces)))
+
+
+def _decoded(encoded: pa.RecordBatch) -> pa.RecordBatch:
+    """Return encoded puts, one at least, in columns of SCHEMA."""
+    keys, values = map(ByteRanges.of_column, encoded.columns)
+    families = keys.read(">u2", keys.starts).astype(np.uint16)
+    groups = values.read(">u2", values.starts).astype(np.uint16)
+    columns = [
+        from_numpy(groups, pa.uint16()),
+        from_numpy(families, pa.uint16()),
+        from_numpy(np.full(len(keys), PUT, np.uint8), pa.uint8()),
+        keys.skip(FAMILY_BYTES).to_arrow(pa.binary()),
+        values.skip(KEY_GROUP_BYTES).to_arrow(pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
 def family_of(key: bytes) -> int:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 from rocksdict import AccessType, Options, Rdict, ReadOptions
 
-from statestore.backends.database_rows import all_pieces, all_rows, split, to_batches
+from statestore.backends.database_rows import all_pieces, all_rows
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database import local_errors
-from statestore.codec.byte_ranges import ByteRanges
-from statestore.codec.rows import PUT, SCHEMA, from_numpy, rows_in
+from statestore.codec.rows import rows_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
-    from statestore.backends.database_rows import Rows
     from statestore.backends.rocksdb.local_versions import LocalVersion
     from statestore.core.key_groups import KeyGroupSet
 
@@ -104,25 +101,5 @@ class View:
         if column_family is not None:
             first = sst.encode_key(column_family, b"")
             options.set_iterate_upper_bound(sst.encode_key(column_family + 1, b""))
-        for batch in batches_of(all_pieces(self._database, first, options)):
+        for batch in sst.decode_rows(all_pieces(self._database, first, options)):
             yield batch if self._owned is None else rows_in(batch, self._owned)
-
-
-def batches_of(pieces: Iterable[Rows]) -> Iterator[pa.RecordBatch]:
-    """Yield encoded puts as record batches of SCHEMA, of about MAX_BLOCK_BYTES each."""
-    yield from map(_decoded, to_batches(map(split, pieces)))
-
-
-def _decoded(encoded: pa.RecordBatch) -> pa.RecordBatch:
-    """Return encoded puts, one at least, in columns of SCHEMA."""
-    keys, values = map(ByteRanges.of_column, encoded.columns)
-    families = keys.read(">u2", keys.starts).astype(np.uint16)
-    groups = values.read(">u2", values.starts).astype(np.uint16)
-    columns = [
-        from_numpy(groups, pa.uint16()),
-        from_numpy(families, pa.uint16()),
-        from_numpy(np.full(len(keys), PUT, np.uint8), pa.uint8()),
-        keys.skip(sst.FAMILY_BYTES).to_arrow(pa.binary()),
-        values.skip(sst.KEY_GROUP_BYTES).to_arrow(pa.binary()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
