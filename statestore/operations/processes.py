@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import time
 from dataclasses import replace
+from threading import Thread
 from typing import TYPE_CHECKING, TypeVar
 
 from statestore.core.errors import StorageError
@@ -23,6 +26,7 @@ Item = TypeVar("Item")
 
 _MOST_PROCESSES = 16
 _SHARES_OF_A_PROCESS = 4
+_WATCH_S = 0.2
 _MIN_ROWS = 4_000_000
 """Below, two processes save less than the second that they take to start."""
 
@@ -73,7 +77,8 @@ def map_in_processes(
 ) -> Iterator[tuple[Share, Result]]:
     """Call a function with each share of some work in processes; yield in order of the shares.
 
-    They end with the last result, or when this generator is closed.
+    They end with the last result, when this generator is closed, and soon after this process is
+    killed: none goes on writing then.
 
     Args:
         function: Of a module, as are the classes of what it takes, returns and raises.
@@ -87,7 +92,9 @@ def map_in_processes(
     from loky.process_executor import TerminatedWorkerError
 
     # Unlike Python's own, these never import the script that was started.
-    pool = ProcessPoolExecutor(min(num_processes(), len(shares)))
+    pool = ProcessPoolExecutor(
+        min(num_processes(), len(shares)), initializer=_end_with, initargs=(os.getpid(),)
+    )
     try:
         futures = [pool.submit(function, share) for share in shares]
         for share, future in zip(shares, futures, strict=True):
@@ -100,3 +107,14 @@ def map_in_processes(
         ) from error
     finally:
         pool.shutdown(kill_workers=True)
+
+
+def _end_with(parent: int) -> None:
+    """Let this process end when the one that started it is gone."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH_S)
+        os._exit(1)
+
+    Thread(target=watch, daemon=True, name="statestore-parent").start()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -102,3 +106,43 @@ def test_damage_that_a_process_finds_is_an_error(query, tmp_path):
     Checkpoint(query.path).savepoint(tmp_path / "savepoint")
 
     assert read_checkpoint(str(tmp_path / "savepoint")) == query.expected()
+
+
+def wait_long(path):
+    """Work of a process; tells which one it is."""
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(60)
+
+
+def test_processes_end_when_the_one_that_started_them_is_killed(tmp_path):
+    """Catches a process that writes on into a directory that another run has begun anew."""
+    paths = [str(tmp_path / name) for name in ("one", "two")]
+    script = (
+        "from tests.operations.test_dealing import map_in_processes, wait_long\n"
+        f"list(map_in_processes(wait_long, {paths}))\n"
+    )
+    started = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        wait_for(lambda: all(Path(path).exists() and Path(path).read_text() for path in paths))
+    finally:
+        started.kill()
+        started.wait()
+    pids = [int(Path(path).read_text()) for path in paths]
+
+    wait_for(lambda: not any(is_alive(pid) for pid in pids))
+
+
+def wait_for(holds):
+    """Wait until it holds, 20 s at most."""
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def is_alive(pid):
+    """Whether a process runs; one that nobody has waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

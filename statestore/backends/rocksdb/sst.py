@@ -410,11 +410,9 @@ def rows_in(
             yield key, value
 
 
-def split_row(key: bytes, value: bytes | None) -> tuple[int, bytes, int, bytes | None]:
-    """Return column family, key, key group (0 for a delete) and value of an encoded row."""
+def split_row(key: bytes, value: bytes) -> tuple[int, bytes, int, bytes]:
+    """Return column family, key, key group and value of an encoded put."""
     family = int.from_bytes(key[:FAMILY_BYTES])
-    if value is None:
-        return family, key[FAMILY_BYTES:], 0, None
     group = int.from_bytes(value[:KEY_GROUP_BYTES])
     return family, key[FAMILY_BYTES:], group, value[KEY_GROUP_BYTES:]
 

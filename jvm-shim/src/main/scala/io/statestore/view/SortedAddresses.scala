@@ -102,7 +102,7 @@ private[statestore] final class SortedAddresses(pages: RecordPages) {
     bytes
   }
 
-  /** Where a key is that joins: all keys begin with fewer bytes, perhaps. */
+  /** Takes a new key into account: with it all keys may begin alike for fewer bytes. */
   private def share(base: AnyRef, at: Long, length: Int): Unit =
     if (numBlocks == 0) {
       example = new Array[Byte](length)
