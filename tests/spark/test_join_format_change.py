@@ -101,7 +101,8 @@ def test_state_equals_that_of_a_query_begun_in_format_4(
         lane.run(*lane.query.plan[0])
     to_format_4(lanes[0])
 
-    rows = [_rows(lane) for lane in lanes]
+    # Of an inner join no flag is ever read, and format 4 sets fewer than format 2 does.
+    rows = [_rows(lane, without_flags=how == "inner") for lane in lanes]
     assert rows[0] == rows[1]
     assert all(rows[0].values())
     schemas = [
@@ -119,10 +120,13 @@ def test_state_equals_that_of_a_query_begun_in_format_4(
     assert names[0] == names[1]
 
 
-def _rows(lane: Lane) -> dict[str, list[str]]:
+def _rows(lane: Lane, without_flags: bool) -> dict[str, list[str]]:
     found = {}
     for name in FAMILIES:
         rows = Checkpoint(lane.checkpoint).rows(name).read().to_pylist()
+        if without_flags:
+            for row in rows:
+                row["value"].pop("matched", None)
         found[name] = sorted(map(repr, rows))
     return found
 
