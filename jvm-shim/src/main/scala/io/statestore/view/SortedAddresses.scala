@@ -18,6 +18,7 @@ private[statestore] final class SortedAddresses(pages: RecordPages) {
 
   private var blocks = new Array[Block](1)
   private var numBlocks = 0
+  private var numSlots = 0L // of all blocks, taken or not
 
   // The bytes that all keys begin with are the first `shared` of `example`, a copy of a key.
   private var example: Array[Byte] = _
@@ -36,8 +37,14 @@ private[statestore] final class SortedAddresses(pages: RecordPages) {
     val word = wordOf(base, at, length)
     seek(word, base, at, length)
     val block = blocks(foundBlock)
+    numSlots -= block.numSlots
     block.insert(foundAt, address, word)
-    if (block.count == BlockSize) addBlock(foundBlock + 1, block.split())
+    numSlots += block.numSlots
+    if (block.count == BlockSize) {
+      // Keys that ascend, as times do, leave full blocks behind.
+      val isLast = foundBlock == numBlocks - 1 && foundAt == BlockSize - 1
+      addBlock(foundBlock + 1, block.split(if (isLast) BlockSize - 1 else BlockSize / 2))
+    }
   }
 
   /** Removes the entry with the key of `address`; there is one. */
@@ -46,6 +53,7 @@ private[statestore] final class SortedAddresses(pages: RecordPages) {
     val block = blocks(foundBlock)
     block.remove(foundAt)
     if (block.count == 0) {
+      numSlots -= block.numSlots
       System.arraycopy(blocks, foundBlock + 1, blocks, foundBlock, numBlocks - foundBlock - 1)
       numBlocks -= 1
       blocks(numBlocks) = null
@@ -92,15 +100,7 @@ private[statestore] final class SortedAddresses(pages: RecordPages) {
     }
   }
 
-  def indexBytes: Long = {
-    var bytes = 0L
-    var i = 0
-    while (i < numBlocks) {
-      bytes += blocks(i).addresses.length * 12L + 56L
-      i += 1
-    }
-    bytes
-  }
+  def indexBytes: Long = numSlots * 12L + numBlocks * 56L
 
   /** Takes a new key into account: with it all keys may begin alike for fewer bytes. */
   private def share(base: AnyRef, at: Long, length: Int): Unit =
@@ -196,6 +196,7 @@ private[statestore] final class SortedAddresses(pages: RecordPages) {
     System.arraycopy(blocks, at, blocks, at + 1, numBlocks - at)
     blocks(at) = block
     numBlocks += 1
+    numSlots += block.numSlots
   }
 }
 
@@ -207,6 +208,8 @@ private[statestore] object SortedAddresses {
     var addresses = new Array[Int](capacity)
     var words = new Array[Long](capacity)
     var count = 0
+
+    def numSlots: Int = addresses.length
 
     def insert(at: Int, address: Int, word: Long): Unit = {
       if (count == addresses.length) {
@@ -227,14 +230,13 @@ private[statestore] object SortedAddresses {
       System.arraycopy(words, at + 1, words, at, count - at)
     }
 
-    /** Gives its upper half to a block of its own. */
-    def split(): Block = {
-      val half = BlockSize / 2
+    /** Gives its entries from `at` on to a block of their own. */
+    def split(at: Int): Block = {
       val upper = new Block(BlockSize)
-      upper.count = count - half
-      System.arraycopy(addresses, half, upper.addresses, 0, upper.count)
-      System.arraycopy(words, half, upper.words, 0, upper.count)
-      count = half
+      upper.count = count - at
+      System.arraycopy(addresses, at, upper.addresses, 0, upper.count)
+      System.arraycopy(words, at, upper.words, 0, upper.count)
+      count = at
       upper
     }
   }

@@ -1,5 +1,6 @@
 package io.statestore.view
 
+import java.nio.ByteBuffer
 import java.util.{Arrays, TreeMap}
 
 import scala.jdk.CollectionConverters._
@@ -24,8 +25,21 @@ object SortedAddressesCheck {
   def main(args: Array[String]): Unit = {
     val seed = args(0).toLong
     (0 until args(1).toInt).foreach(life => new Life(new Random(seed * 1000003L + life)).run())
+    ascend()
     println(s"ok seed=$seed ranges=$ranges shown=$shown outside=$outside emptied=$emptied " +
       s"most=$most")
+  }
+
+  /** Keys that ascend fill the blocks. */
+  private def ascend(): Unit = {
+    val pages = new RecordPages
+    val index = new SortedAddresses(pages)
+    val keys = 100000
+    (0 until keys).foreach { number =>
+      val key = ByteBuffer.allocate(8).putLong(number.toLong).array
+      index.insert(pages.append(RecordPages.Put, key, ArrayStart, key.length, null, 0L, 0))
+    }
+    require(index.indexBytes < 13L * keys, s"index of $keys keys in order: ${index.indexBytes} B")
   }
 
   private final class Life(random: Random) {
@@ -44,8 +58,10 @@ object SortedAddressesCheck {
         if (random.nextInt(10) < keep) insert() else change()
         if (random.nextInt(4) == 0) compareRange()
         most = math.max(most, model.size)
+        require(index.indexBytes >= 12L * model.size, "entries that are not counted")
       }
       while (!model.isEmpty) remove(model.firstKey)
+      require(index.indexBytes == 0L, s"an empty index of ${index.indexBytes} B")
       emptied += 1
       (0 until 20).foreach { _ => insert(); compareRange() }
     }
