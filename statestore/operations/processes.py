@@ -101,7 +101,7 @@ def map_in_processes(
             yield share, future.result()
     except TerminatedWorkerError as error:
         raise StorageError(
-            "a process that read rows was killed",
+            "a process of the operation was killed",
             found=str(error).split("\n")[0],
             to_fix="run it again where more memory is free, or with fewer cores (`taskset`)",
         ) from error

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from statestore.codec.column_family import ColumnFamily
+from statestore.spark_files.schemas import write_schemas
 from statestore.testing.checkpoints import MadeCheckpoint
 from statestore.testing.stores import Changes, StoreOfQuery, schema_of, unsafe_row
 
@@ -39,6 +40,10 @@ class _Sales(StoreOfQuery):
             schema_of(shop="string", product="string"),
             schema_of(count="long", revenue="long"),
         )
+
+    @property
+    def schema_file(self) -> bytes:
+        return write_schemas(self.family.key_schema or "", self.family.value_schema or "")
 
     def rows(self, changes: Mapping[Any, Any]) -> Changes:
         return {

@@ -171,7 +171,7 @@ def test_processes_find_what_threads_do(tmp_path, request, backend):
 
 def test_process_that_is_killed_is_an_error():
     """Catches an operation that waits for ever, or takes what is missing for nothing found."""
-    with pytest.raises(StorageError, match="a process that read rows was killed"):
+    with pytest.raises(StorageError, match="a process of the operation was killed"):
         list(map_in_processes(os._exit, [9]))
 
 

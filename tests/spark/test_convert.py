@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from pyspark.sql import SparkSession
 
 from statestore import Checkpoint
 from statestore.cli.commands import cli
@@ -21,6 +22,7 @@ from statestore.core.errors import (
     InUseError,
 )
 from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
+from statestore.testing.sample import NUM_BATCHES, SALES_A_BATCH, make_sample
 
 from .conftest import EXTENDED, OURS, MakeLane
 from .harness import FORMAT_2, NO_CHANGELOG, Lane, Query, assert_same, run_plan, wait_for
@@ -309,3 +311,20 @@ def test_command_does_what_the_library_does(make_lane: MakeLane) -> None:
     assert result["stores"][0]["rows"] == lane.counts("numRowsTotal")[0][0]
     assert again.exit_code == 1
     assert "checkpoint-exists" in again.output
+
+
+@pytest.mark.needs("to-spark-rocksdb")
+def test_what_the_demo_makes_goes_to_sparks_provider(spark: SparkSession, tmp_path: Path) -> None:
+    """Catches a first look at a checkpoint that lacks a file which Spark would have written."""
+    make_sample(tmp_path / "sales")
+    checkpoint = Checkpoint(tmp_path / "sales", spark=spark)
+    checkpoint.convert(tmp_path / "sales-2", "spark-rocksdb")
+    reader = spark.newSession()
+    for key, value in FORMAT_2.items():  # else Spark looks for files of format 1
+        reader.conf.set(key, value)
+    rows = reader.read.format("statestore").load(str(tmp_path / "sales-2")).collect()
+    found = {(row.key.shop, row.key.product): row.value["count"] for row in rows}
+    sold = "SELECT key.shop, key.product, value.count FROM state"
+    of_ours = checkpoint.sql(sold).read().to_pylist()
+    assert found == {(row["shop"], row["product"]): row["count"] for row in of_ours}
+    assert sum(found.values()) == NUM_BATCHES * SALES_A_BATCH
