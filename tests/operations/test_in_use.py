@@ -296,7 +296,7 @@ def test_operation_on_a_real_storage(real):
     dead = replace(find_process(), started=1)
     Lease(io, f"{path}/state", f"{1:032x}", Holder(dead, run="1"), 10_000, SystemClock()).take()
 
-    with exclusive_directory(writes, path, "rescale", interval_ms=100) as use:
+    with exclusive_directory(writes, path, "rescale", interval_ms=1_000) as use:
         (name,) = leases_of.list()
         assert leases_of.read(name).holder.operation == "rescale"
         renewed = threading.Event()
