@@ -27,8 +27,9 @@ import heapq
 import itertools
 import operator
 import tempfile
+from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -36,7 +37,7 @@ import numpy as np
 import pyarrow as pa
 from rocksdict import Rdict
 
-from statestore.backends.database_rows import all_pieces, all_rows
+from statestore.backends.database_rows import MOST_ROWS, all_pieces
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database import ingest_files, local_errors
 from statestore.checkpoint.layout import store_of_path
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
     from rocksdict import Options
 
+    from statestore.backends.database_rows import Rows
     from statestore.backends.rocksdb.database_memory import DatabaseMemory
     from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.references import FileRef
@@ -120,11 +122,8 @@ def lay_out(
             copy = sst.extract_sst(file, f"{directory}/1.sst")
             database = database_of([copy], directory, options)
             try:
-                rows = heapq.merge(
-                    _rows_in(database, ref.clip),
-                    ((key, None) for key in sst.read_deletes(file)),
-                    key=operator.itemgetter(0),
-                )
+                pieces = _with_deletes(_pieces(database, ref.clip), sst.read_deletes(file))
+                rows = chain.from_iterable(pieces)
                 body = sst.write_body(rows, f"{directory}/body", options)
             finally:
                 database.close()
@@ -195,11 +194,15 @@ def merge_files(
     internal = [family.id for family in trailer.column_families if family.internal]
     num_internal = 0
 
-    def counted(rows: Iterator[sst.EncodedRow]) -> Iterator[sst.EncodedRow]:
+    def counted(pieces: Iterator[Rows]) -> Iterator[Rows]:
         nonlocal num_internal
-        for row in rows:
-            num_internal += sst.family_of(row[0]) in internal
-            yield row
+        for piece in pieces:
+            first, last = (sst.family_of(piece[at][0]) for at in (0, -1))
+            if first == last:  # as of most pieces
+                num_internal += len(piece) * (first in internal)
+            else:
+                num_internal += sum(sst.family_of(key) in internal for key, _ in piece)
+            yield piece
 
     with (
         tempfile.TemporaryDirectory(prefix="merge-", dir=scratch_directory) as directory,
@@ -213,12 +216,11 @@ def merge_files(
         database = database_of([copy.path for copy in laid_out], directory, sst_options)
         try:
             is_mixed = any(copy.is_mixed for copy in laid_out)
-            rows = _rows_in(database, owned if is_mixed else None)
+            pieces = _pieces(database, owned if is_mixed else None)
             if is_whole and internal:
-                rows = counted(rows)
-            if not is_whole and any(file.trailer.rows.delete for file in files):
-                deleted = _deleted(files, database)
-                rows = heapq.merge(rows, deleted, key=operator.itemgetter(0))
+                pieces = counted(pieces)
+            deletes = [] if is_whole else [file for file in files if file.trailer.rows.delete]
+            rows = chain.from_iterable(_with_deletes(pieces, _deleted(deletes)))
             body = sst.write_body(rows, f"{directory}/body", sst_options)
         finally:
             database.close()
@@ -235,16 +237,44 @@ def database_of(copies: Sequence[str | None], directory: str, options: Options) 
     return database
 
 
-def _rows_in(database: Rdict, key_groups: KeyGroupSet | None) -> Iterator[sst.EncodedRow]:
-    return sst.rows_in(all_rows(database), key_groups)
+def _pieces(database: Rdict, key_groups: KeyGroupSet | None) -> Iterator[Rows]:
+    """Yield the rows whose key group is in a set, in key order; all where it is None."""
+    pieces = all_pieces(database)
+    if key_groups is None:
+        return pieces
+    return filter(None, (list(sst.rows_in(piece, key_groups)) for piece in pieces))
 
 
-def _deleted(files: Sequence[SealedFile], database: Rdict) -> Iterator[sst.EncodedRow]:
-    """Yield the keys that the files delete together, in key order."""
-    keys = heapq.merge(*(sst.read_deletes(file) for file in files))
-    for key, _ in itertools.groupby(keys):
-        if database.get(key) is None:
-            yield key, None
+def _deleted(files: Sequence[SealedFile]) -> Iterator[bytes]:
+    """Yield the keys that files delete, each once, in key order."""
+    keys = heapq.merge(*map(sst.read_deletes, files))
+    return (key for key, _ in itertools.groupby(keys))
+
+
+def _with_deletes(
+    pieces: Iterator[Rows], deleted: Iterator[bytes]
+) -> Iterator[Sequence[sst.EncodedRow]]:
+    """Yield rows, and a delete of each deleted key that no row has, all in key order.
+
+    Both are taken some at a time, of which one that lies before the other passes as it is.
+    """
+    chunks = iter(lambda: list(islice(deleted, MOST_ROWS)), [])
+    piece: Rows = next(pieces, ())
+    chunk = next(chunks, [])
+    while piece and chunk:
+        until = min(piece[-1][0], chunk[-1])
+        num_rows = bisect_right(piece, until, key=operator.itemgetter(0))
+        num_keys = bisect_right(chunk, until)
+        rows: dict[bytes, bytes | None] = dict.fromkeys(chunk[:num_keys])
+        rows.update(piece[:num_rows])
+        yield sorted(rows.items()) if num_keys else piece[:num_rows]
+        piece = piece[num_rows:] or next(pieces, ())
+        chunk = chunk[num_keys:] or next(chunks, [])
+    if piece:
+        yield piece
+        yield from pieces
+    for keys in chain([chunk], chunks):
+        yield [(key, None) for key in keys]
 
 
 def _publish(

@@ -35,7 +35,7 @@ import pyarrow.compute as pc
 import pyarrow.ipc as ipc
 from rocksdict import Options, SstFileWriter
 
-from statestore.backends.database_rows import split, to_batches
+from statestore.backends.database_rows import MOST_ROWS, split, to_batches
 from statestore.codec.arrow_batch import read_stream
 from statestore.codec.byte_ranges import ByteRanges
 from statestore.codec.rows import (
@@ -207,26 +207,29 @@ def write_body(rows: Iterable[EncodedRow], path: str, options: Options) -> SstBo
         OSError: The local disk failed.
     """
     sst_path = f"{path}.sst"
-    num_puts = 0
+    num_rows = 0
     writer = None
+    rows = iter(rows)
     with _Deletes(f"{path}.deletes") as deletes:
-        for number, (key, value) in enumerate(rows):
-            if number % _STEP_ROWS == 0:
-                step()
+        while piece := list(itertools.islice(rows, MOST_ROWS)):
             if writer is None:
                 writer = SstFileWriter(options)
                 writer.open(sst_path)
-            if value is None:
-                del writer[key]
-                deletes.append(key)
-            else:
-                writer[key] = value
-                num_puts += 1
+            for key, value in piece:
+                if value is None:
+                    del writer[key]
+                    deletes.append(key)
+                else:
+                    writer[key] = value
+            num_rows += len(piece)
+            if num_rows % _STEP_ROWS < len(piece):
+                step()
         if writer is None:
             Path(path).write_bytes(b"")
             return _without_rows(path)
         writer.finish()
-        return _join_body(sst_path, num_puts, deletes, path)
+        deletes.finish()
+        return _join_body(sst_path, num_rows - deletes.num_keys, deletes, path)
 
 
 def write_body_of(
@@ -245,6 +248,7 @@ def write_body_of(
     """
     with _Deletes(f"{path}.deletes") as deletes:
         deletes.extend(deleted)
+        deletes.finish()
         return _join_body(sst_path, num_puts, deletes, path)
 
 
@@ -310,7 +314,7 @@ class _Deletes:
 
 
 def _join_body(sst_path: str, num_puts: int, deletes: _Deletes, path: str) -> SstBody:
-    deletes.finish()
+    """Write the body; the deletes are finished."""
     num_deletes = deletes.num_keys
     shutil.copyfile(sst_path, path)
     if num_puts + num_deletes == 0:
@@ -401,13 +405,10 @@ def family_of(key: bytes) -> int:
 def rows_in(
     rows: Iterable[tuple[bytes, bytes]], key_groups: KeyGroupSet | None
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the encoded rows whose key group is in a set; all where it is None."""
+    """Return the encoded rows whose key group is in a set; all where it is None."""
     if key_groups is None:
-        yield from rows
-        return
-    for key, value in rows:
-        if int.from_bytes(value[:KEY_GROUP_BYTES]) in key_groups:
-            yield key, value
+        return iter(rows)
+    return (row for row in rows if int.from_bytes(row[1][:KEY_GROUP_BYTES]) in key_groups)
 
 
 def split_row(key: bytes, value: bytes) -> tuple[int, bytes, int, bytes]:
