@@ -78,6 +78,19 @@ def test_view_of_rocksdb_equals_model_when_it_reads_an_older_version(
 
 
 @pytest.mark.timeout(240)
+def test_memory_of_a_view_goes_by_its_rows(classes: Path) -> None:
+    """Catches the space of replaced rows that is neither used again nor given up.
+
+    A view holds its rows, those that the last batch replaced, and no more than a third beside.
+    """
+    shown = run_java(classes, "view.ViewMemoryCheck")
+
+    held = {name: int(percent) for name, percent in (pair.split("=") for pair in shown.split())}
+    assert len(held) == 4
+    assert max(held.values()) <= 300, held
+
+
+@pytest.mark.timeout(240)
 def test_ordered_index_equals_a_sorted_map_when_operations_are_random(
     classes: Path, pytestconfig: pytest.Config
 ) -> None:

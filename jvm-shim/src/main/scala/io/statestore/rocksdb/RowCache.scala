@@ -164,6 +164,7 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
       var held = whole.heapBytes
       val slotsHold = !isLoaded && whole.table.hasRoomFor(change.numNew)
       try while (i < change.length && keeps) {
+        if (slotsHold) change.prefetch(i, whole.table)
         val address = change.address(i)
         val base = pages.base(address)
         val at = pages.keyOffset(address)

@@ -8,7 +8,7 @@ import org.apache.spark.unsafe.Platform
  * the view, which nothing changes in between.
  */
 private[statestore] final class FamilyChanges(val overlay: OverlayFamily) {
-  import FamilyChanges.MaxWholeBytes
+  import FamilyChanges.{MaxWholeBytes, PrefetchedAtOnce}
   import RecordPages._
 
   private val addresses = new Array[Int](overlay.table.size)
@@ -39,6 +39,16 @@ private[statestore] final class FamilyChanges(val overlay: OverlayFamily) {
     val joined = whole(i)
     if (joined == null) overlay.value(addresses(i), ref)
     else ref.set(joined, Platform.BYTE_ARRAY_OFFSET.toLong, joined.length)
+  }
+
+  /**
+   * To be called for each change in turn, before it is read: brings some at a time into the cache,
+   * with the records in `table` that they replace, so that their cache misses overlap.
+   */
+  def prefetch(i: Int, table: RecordTable): Unit = if (i % PrefetchedAtOnce == 0) {
+    val until = math.min(i + PrefetchedAtOnce, used)
+    table.touch(overlay.table.pages, addresses, i, until)
+    table.touchSlots(slots, i, until)
   }
 
   /** True when the overlay's table is exactly the family's next content. */
@@ -84,6 +94,8 @@ private[statestore] final class FamilyChanges(val overlay: OverlayFamily) {
 
 private[statestore] object FamilyChanges {
   import RecordPages._
+
+  private val PrefetchedAtOnce = 64
 
   /** Values of a family kept until the view has them. */
   private val MaxWholeBytes = 16L << 20

@@ -1,5 +1,7 @@
 package io.statestore.view
 
+import scala.collection.mutable
+
 import org.apache.spark.unsafe.Platform
 
 /**
@@ -175,10 +177,16 @@ private[statestore] final class PagedFamily(
     order = if (family.ordered) new SortedAddresses(records) else null
   }
 
-  /** Rewrites the records when more than a quarter of the pages is dead. */
-  def compactIfWasteful(): Unit = {
+  /**
+   * Rewrites the records when more than a quarter of the pages is dead, without the space that a
+   * change which is about to be applied takes again.
+   *
+   * @param change null for none
+   */
+  def compactIfWasteful(change: FamilyChanges = null): Unit = {
     val dead = records.heldBytes - records.liveBytes
-    if (dead > records.heldBytes / 4 && dead > CompactionFloorBytes) {
+    val least = math.max(records.heldBytes / 4, CompactionFloorBytes)
+    if (dead > least && (change == null || dead - reusedBy(change) > least)) {
       val numPages = records.beginCompaction()
       var page = 0
       while (page < numPages) {
@@ -194,6 +202,25 @@ private[statestore] final class PagedFamily(
         page += 1
       }
     }
+  }
+
+  /** Bytes of freed records that the puts of a change take again, as some of the puts tell. */
+  private def reusedBy(change: FamilyChanges): Long = {
+    val step = change.length / SampledRows | 1 // odd: sizes may come in turns
+    val numOfSize = mutable.HashMap.empty[Int, Int].withDefaultValue(0)
+    val pages = change.overlay.table.pages
+    val value = new BytesRef
+    var i = 0
+    while (i < change.length) {
+      if (change.op(i) == Put) {
+        change.value(i, value)
+        numOfSize(unitsOf(pages.keyLength(change.address(i)), value.length)) += step
+      }
+      i += step
+    }
+    numOfSize.iterator.map { case (size, num) =>
+      math.min(num, records.numFree(size)) * (size.toLong << 3)
+    }.sum
   }
 
   private def move(address: Int): Unit = {
@@ -244,4 +271,6 @@ private[statestore] final class PagedFamily(
   }
 
   private def CompactionFloorBytes = 1L << 20
+
+  private def SampledRows = 1000
 }

@@ -46,7 +46,10 @@ private[statestore] final class PagedView(
 
   override def advance(to: ViewAdvance): Unit = {
     forget()
-    byName.valuesIterator.foreach(_.compactIfWasteful())
+    val changes = to.changes.map(change => change.overlay.family.name -> change).toMap
+    byName.foreach { case (name, family) =>
+      family.compactIfWasteful(changes.getOrElse(name, null))
+    }
     val log = new Undo(current, byName.toSeq)
     undo = log
     to.families.foreach { described =>
@@ -101,6 +104,7 @@ private[statestore] final class PagedView(
     val slotsHold = into.table.hasRoomFor(change.numNew)
     var i = 0
     while (i < change.length) {
+      if (slotsHold) change.prefetch(i, into.table)
       val from = change.address(i)
       val base = overlay.base(from)
       val keyAt = overlay.keyOffset(from)

@@ -10,10 +10,10 @@ import org.apache.spark.unsafe.Platform
  * A record is `[flags 4 bit | key length 28 bit: int][value length: int][key][value]`, key and
  * value padded with zeros to 8 bytes. Its address is an unsigned int counting 8-byte units: the
  * upper 17 bits name the page, the lower 15 the unit in it; 0 means "no record". A record never
- * moves and is never overwritten while it may be read, except by `compact` and through the free
- * lists, both of which only the owner of a view with no other open handle uses. Pages are byte
- * arrays (below half a G1 region), memory outside of the heap or, for records spilled to disk,
- * memory-mapped; a record larger than half a page gets one of its own.
+ * moves and is never overwritten while it may be read, except by compaction and where a released
+ * record is taken again, both of which only the owner of a view with no other open handle does.
+ * Pages are byte arrays (below half a G1 region), memory outside of the heap or, for records spilled
+ * to disk, memory-mapped; a record larger than half a page gets one of its own.
  *
  * Not thread-safe for writing; readers may run beside each other.
  *
@@ -29,20 +29,24 @@ private[statestore] final class RecordPages(outside: OffHeapMemory = null) {
   private var numPages = 0
   private var tail = -1
   private var tailCapacity = 0
-  private var freeHeads = new Array[Int](0)
+  private var free = new Array[FreeRecords](0) // by their size
+  private var freeBytes = 0L
   private val freePages = new java.util.ArrayDeque[Integer]()
   private var held = 0L
   private var heldOutside = 0L
   private var liveBytesHeld = 0L
 
-  /** Bytes of the pages held, without mapped ones. */
-  def heldBytes: Long = held
+  /** Bytes of the pages held, without mapped ones, and of what tells which records are free. */
+  def heldBytes: Long = held + freeBytes
 
   /** Those of them outside of the heap. */
   def outsideBytes: Long = heldOutside
 
   /** Bytes in records that were allocated and not released. */
   def liveBytes: Long = liveBytesHeld
+
+  /** How many records of so many units `allocate` will take that were released. */
+  def numFree(size: Int): Int = if (size < free.length && free(size) != null) free(size).size else 0
 
   def pageCount: Int = numPages
 
@@ -119,13 +123,9 @@ private[statestore] final class RecordPages(outside: OffHeapMemory = null) {
       dropPage(address >>> PageShift)
     } else {
       setFlags(address, Dead)
-      if (size >= 2) { // a smaller one has no room for the link and is left to compaction
-        if (size >= freeHeads.length) {
-          freeHeads = Arrays.copyOf(freeHeads, math.max(size + 1, freeHeads.length * 2))
-        }
-        Platform.putInt(base(address), offset(address) + HeaderBytes, freeHeads(size))
-        freeHeads(size) = address
-      }
+      if (size >= free.length) free = Arrays.copyOf(free, math.max(size + 1, free.length * 2))
+      if (free(size) == null) free(size) = new FreeRecords
+      free(size).push(address)
     }
   }
 
@@ -167,7 +167,8 @@ private[statestore] final class RecordPages(outside: OffHeapMemory = null) {
    */
   def beginCompaction(): Int = {
     tail = -1
-    freeHeads = new Array[Int](0)
+    free = new Array[FreeRecords](0)
+    freeBytes = 0L
     liveBytesHeld = 0L
     // A new page must not take a number that is still to be visited.
     freePages.clear()
@@ -231,10 +232,8 @@ private[statestore] final class RecordPages(outside: OffHeapMemory = null) {
       val page = nextPage()
       takePage(page, Math.multiplyExact(size, 8), size)
       page << PageShift
-    } else if (size < freeHeads.length && freeHeads(size) != 0) {
-      val address = freeHeads(size)
-      freeHeads(size) = Platform.getInt(base(address), offset(address) + HeaderBytes)
-      address
+    } else if (numFree(size) > 0) {
+      free(size).pop()
     } else {
       if (tail < 0 || ends(tail) + size > tailCapacity) makeRoom(size)
       val address = (tail << PageShift) | ends(tail)
@@ -299,6 +298,39 @@ private[statestore] final class RecordPages(outside: OffHeapMemory = null) {
     ends(page) = end
     if (page == numPages) numPages += 1
   }
+  /**
+   * Addresses of released records of one size, in blocks. A list through the records themselves
+   * would wait for memory once for each record that is taken again.
+   */
+  private final class FreeRecords {
+    private val blocks = new java.util.ArrayList[Array[Int]]
+    private var count = 0
+
+    def size: Int = count
+
+    def push(address: Int): Unit = {
+      val number = count >>> BlockShift
+      if (number == blocks.size) {
+        blocks.add(new Array[Int](if (number == 0) 8 else BlockSize))
+        freeBytes += blocks.get(number).length * 4L
+      } else if (count == blocks.get(0).length && count < BlockSize) {
+        freeBytes += count * 4L
+        blocks.set(0, Arrays.copyOf(blocks.get(0), count * 2))
+      }
+      blocks.get(number)(count & (BlockSize - 1)) = address
+      count += 1
+    }
+
+    def pop(): Int = {
+      count -= 1
+      val number = count >>> BlockShift
+      if (number + 2 < blocks.size) { // one stays for what is released next
+        freeBytes -= BlockSize * 4L
+        blocks.remove(blocks.size - 1)
+      }
+      blocks.get(number)(count & (BlockSize - 1))
+    }
+  }
 }
 
 private[statestore] object RecordPages {
@@ -307,6 +339,10 @@ private[statestore] object RecordPages {
   val UnitMask: Int = PageUnits - 1
   val MaxPages: Int = 1 << (32 - PageShift)
   val MaxSharedUnits: Int = PageUnits / 2
+
+  /** Released records of a block. */
+  private val BlockShift = 12
+  private val BlockSize = 1 << BlockShift
 
   /** Two units less, for the array's header: so that pages fill G1 regions without a rest. */
   val HeapPageUnits: Int = PageUnits - 2

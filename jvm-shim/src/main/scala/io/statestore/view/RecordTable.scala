@@ -72,7 +72,7 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
    */
   def findSlots(other: RecordPages, records: Array[Int], count: Int, found: Array[Int]): Unit =
     if (isEmpty) {
-      touch(other, records, count) // who asks reads them next
+      touch(other, records, 0, count) // who asks reads them next
       Arrays.fill(found, 0, count, -1)
     } else {
       lookUp(other, records, count, found)
@@ -102,11 +102,20 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
     }
   }
 
-  /** Brings the first `count` of `records` into the cache; 0 is none. */
-  private def touch(of: RecordPages, records: Array[Int], count: Int): Unit = {
-    var i = 0
-    while (i < count) {
+  /** Brings `records` from `from` on, before `until`, into the cache; 0 is none. */
+  def touch(of: RecordPages, records: Array[Int], from: Int, until: Int): Unit = {
+    var i = from
+    while (i < until) {
       if (records(i) != 0) touched += of.keyLength(records(i))
+      i += 1
+    }
+  }
+
+  /** The same with the records in slots, of which -1 is none. */
+  def touchSlots(found: Array[Int], from: Int, until: Int): Unit = {
+    var i = from
+    while (i < until) {
+      if (found(i) >= 0) touched += pages.keyLength(slots.address(found(i)))
       i += 1
     }
   }
@@ -129,11 +138,7 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
       found(i) = firstWithTag(hashes(i))
       i += 1
     }
-    i = 0
-    while (i < count) {
-      if (found(i) >= 0) touched += pages.keyLength(slots.address(found(i)))
-      i += 1
-    }
+    touchSlots(found, 0, count)
   }
 
   private def firstWithTag(hash: Int): Int = {
@@ -212,7 +217,7 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
     var from = 0
     while (from < slots.capacity) {
       slots.copyAddresses(from, moved)
-      touch(pages, moved, moved.length)
+      touch(pages, moved, 0, moved.length)
       var i = 0
       while (i < moved.length) {
         val address = moved(i)
