@@ -6,12 +6,13 @@ import time
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database_memory import DatabaseMemory
-from statestore.backends.rocksdb.merging import merge_files
+from statestore.backends.rocksdb.merging import merge_files, read_file
 from statestore.checkpoint.layout import StoreLocation
 from statestore.codec.references import StoreName
 from statestore.codec.rows import DELETE, Row
@@ -169,8 +170,11 @@ def test_store_stays_open_when_a_provider_of_an_ended_run_closes_it(tmp_path):
 
 @pytest.mark.extended
 def test_merge_needs_no_memory_for_each_deleted_key(tmp_path):
-    """Catches a merge that holds every deleted key, of which a queue has more than rows."""
-    num_keys = 60_000
+    """Catches a merge that holds every deleted key, of which a queue has more than rows.
+
+    It holds a block of each of two sources, and one that it writes: 49,152 keys.
+    """
+    num_keys = 100_000
     keys = [b"key-%012d" % number for number in range(num_keys)]
     location = StoreLocation(LocalFileIO(), str(tmp_path / "state"), StoreName(0, 0, "default"))
     location = replace(location, body="sst")
@@ -205,6 +209,50 @@ def test_merge_needs_no_memory_for_each_deleted_key(tmp_path):
     assert merged.trailer.rows == RowCounts(put=1, delete=num_keys - 1)
     found = list(sst.read_deletes(SealedFile(location.path(merged.ref.path))))
     assert found == [sst.encode_key(0, key) for key in keys if key != keys[20]]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_merged_file_has_what_its_files_say_last_of_each_key(tmp_path, seed):
+    """Catches a row or a delete that is lost, old or out of order where many alternate."""
+    random = Random(seed)
+    space = random.choice([30, 300, 3_000])
+    said = {}
+    location = StoreLocation(LocalFileIO(), str(tmp_path / "state"), StoreName(0, 0, "default"))
+    location = replace(location, body="sst")
+    options = replace(OPTIONS, rocksdb_merge_min_files=100)
+    with at(tmp_path, options=options).open_store(backend="rocksdb") as store:
+        put(store, 1)
+        for version in range(4):
+            batch = store.begin()
+            share = random.choice([0.0, 0.1, 0.5, 0.9])
+            for key in {b"%06d" % random.randrange(space) for _ in range(random.choice([5, 900]))}:
+                said[key] = None if random.random() < share else b"%d of %d" % (version, space)
+                if said[key] is None:
+                    batch.delete(key)
+                else:
+                    batch.put(key, said[key])
+            batch.commit()
+        head = store._head
+    memory = DatabaseMemory(1 << 20)
+
+    merged = merge_files(
+        location,
+        head,
+        (*head.trailer.files[1:], head.ref),
+        is_whole=False,
+        scratch_directory=str(tmp_path),
+        sst_options=memory.options(OPTIONS),
+        sync=False,
+    )
+
+    file = SealedFile(location.path(merged.ref.path))
+    batches = list(read_file(file, str(tmp_path), OPTIONS, memory))
+    found = [row for batch in batches for row in batch.to_pylist()]
+    puts = [(row["key"], row["value"]) for row in found if row["op"] != DELETE]
+    deletes = [row["key"] for row in found if row["op"] == DELETE]
+    assert puts == sorted((key, value) for key, value in said.items() if value is not None)
+    assert deletes == sorted(key for key, value in said.items() if value is None)
+    assert merged.trailer.rows == RowCounts(put=len(puts), delete=len(deletes))
 
 
 @pytest.mark.parametrize("incremental", [True, False])

@@ -12,8 +12,8 @@ import org.apache.spark.unsafe.Platform
  * upper 17 bits name the page, the lower 15 the unit in it; 0 means "no record". A record never
  * moves and is never overwritten while it may be read, except by compaction and where a released
  * record is taken again, both of which only the owner of a view with no other open handle does.
- * Pages are byte arrays (below half a G1 region), memory outside of the heap or, for records spilled
- * to disk, memory-mapped; a record larger than half a page gets one of its own.
+ * Pages are byte arrays (below half a G1 region), memory outside of the heap or, for records that
+ * were spilled, memory-mapped; a record larger than half a page gets one of its own.
  *
  * Not thread-safe for writing; readers may run beside each other.
  *
