@@ -2,11 +2,13 @@
 
 `DataStreamWriter.start` is replaced while the job runs. The query whose checkpoint is tried is
 started on the branch in its place, once for each batch, with a sink that keeps the rows as Parquet.
-The job ends there. No other query of the job is started.
+The job ends there. No other query of the job is started: one of Spark Connect, whose batches this
+process cannot repeat, is refused.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import runpy
@@ -176,7 +178,6 @@ def _repeat_all(
     repeat: Repeat, frame: DataFrame, asked: _Asked, start: Callable[[Any], Any]
 ) -> None:
     """Repeat the batches that the branch lacks, and keep the old's rows of each."""
-    require_driver(frame.sparkSession, "upgrade", "run the job in its driver")
     if {"realTime", "continuous"} & asked.trigger.keys():
         raise InvalidArgumentError(
             "a query without batches cannot be tried",
@@ -349,13 +350,34 @@ def _starts(take: Callable[[Any, _Asked, Callable[[Any], Any]], None]) -> Iterat
         start(self, None, **named)
 
     made = {name: noting(name) for name in before} | {"start": start, "toTable": to_table}
-    for name, function in made.items():
-        setattr(DataStreamWriter, name, function)
+    replaced = [(DataStreamWriter, name, function) for name, function in made.items()]
+    for writer, name in itertools.product(_writers_of_connect(), ("start", "toTable")):
+        replaced.append((writer, name, _refuse_connect))
+    kept = [(writer, name, getattr(writer, name)) for writer, name, _ in replaced]
+    for writer, name, function in replaced:
+        setattr(writer, name, function)
     try:
         yield
     finally:
-        for name, function in before.items():
-            setattr(DataStreamWriter, name, function)
+        for writer, name, function in kept:
+            setattr(writer, name, function)
+
+
+def _writers_of_connect() -> list[type]:
+    """Return the class of writers that Spark Connect has; none where it cannot be used."""
+    try:
+        from pyspark.sql.connect.streaming.readwriter import DataStreamWriter
+    except ImportError:  # of what a session of it needs, too
+        return []
+    return [DataStreamWriter]
+
+
+def _refuse_connect(writer: Any, *_: Any, **__: Any) -> None:
+    require_driver(
+        writer._session,  # noqa: SLF001
+        "upgrade",
+        "have the job make its session without remote() and SPARK_REMOTE while it is tried",
+    )
 
 
 def _note_options(asked: _Asked, options: Mapping[str, Any]) -> None:

@@ -140,6 +140,10 @@ def use_helpers(root: Path, url: str, backend: str) -> dict[str, Any]:
     }
     query.processAllAvailable()
     query.stop()
+    # Else it would go on with the checkpoint itself.
+    refused["upgrade"] = _refusal(
+        lambda: statestore.upgrade(checkpoint, lane.start, trial=root / "trial")
+    )
     refused["convert"] = _refusal(lambda: Checkpoint(checkpoint).convert(new, "spark-rocksdb"))
     lane.made.stop()
     for batches in rest:

@@ -27,6 +27,7 @@ ADVICE = {
     "listen": "statestore list",
     "stop_with_savepoint": "Checkpoint.savepoint",
     "Checkpoint": "leave the session out",
+    "upgrade": "without remote()",
     "convert": "statestore convert",
 }
 
