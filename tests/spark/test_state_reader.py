@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+
+from statestore import Checkpoint
 
 from .conftest import PROVIDER, state_in_files, state_in_memory
 from .harness import (
     FILESYSTEM,
     HDFS,
     NUM_PARTITIONS,
+    PROVIDER_CLASS,
     ROCKSDB,
     ROCKSDB_BACKEND,
     STATE_STORE,
@@ -247,3 +251,52 @@ def test_partition_directories_exist_when_partitions_are_empty(lanes: Any) -> No
         _, candidate = lanes[query.name]
         names = {path.name for path in (candidate.checkpoint / "state" / "0").iterdir()}
         assert {str(partition) for partition in range(NUM_PARTITIONS)} <= names
+
+
+@pytest.mark.ours
+@state_in_files
+@pytest.mark.parametrize("num_partitions", [NUM_PARTITIONS, NUM_PARTITIONS + 2])
+def test_state_that_a_batch_of_another_query_reads_is_left_alone(
+    spark: SparkSession, tmp_path: Path, num_partitions: int
+) -> None:
+    """Catches a read within foreachBatch that is taken for the query of the checkpoint it reads.
+
+    Old versions would go, by the number that the reading query retains; and with another number of
+    state partitions the read would be refused.
+    """
+    lane = Lane(spark, AGGREGATION, PROVIDER, tmp_path / "read")
+    run_plan(lane)
+    Checkpoint(lane.checkpoint).compact()  # then newer versions need no file of those before
+    for batches in AGGREGATION.plan:
+        lane.run(*batches)
+    before = _state_files(lane)
+    session = spark.newSession()
+    for key, value in {
+        PROVIDER_CLASS: PROVIDER,
+        "spark.sql.streaming.minBatchesToRetain": "1",
+        "spark.sql.shuffle.partitions": str(num_partitions),
+    }.items():
+        session.conf.set(key, value)
+    (tmp_path / "input").mkdir()
+    (tmp_path / "input/1.json").write_text('{"key": "a"}\n')
+    found = []
+
+    def look(batch: DataFrame, _: int) -> None:
+        batch.collect()  # Spark wants every state partition of the batch committed
+        reader = batch.sparkSession.read.format("statestore")
+        found.append(reader.load(str(lane.checkpoint)).count())
+
+    words = session.readStream.schema("key STRING").json(str(tmp_path / "input"))
+    writer = words.groupBy("key").count().writeStream.outputMode("update").foreachBatch(look)
+    writer = writer.option("checkpointLocation", str(tmp_path / "reading"))
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+
+    assert found == [len(_state(lane))]
+    time.sleep(2)  # an engine cleans up when a load has ended
+    assert _state_files(lane) == before
+
+
+def _state_files(lane: Lane) -> dict[str, bytes]:
+    files = (path for path in (lane.checkpoint / "state").rglob("*") if path.is_file())
+    return {str(path): path.read_bytes() for path in files}

@@ -1,6 +1,7 @@
 package io.statestore.engine
 
 import java.nio.charset.StandardCharsets.UTF_8
+import java.util.concurrent.ConcurrentHashMap
 
 import io.statestore.Commands
 import org.slf4j.LoggerFactory
@@ -13,6 +14,13 @@ import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
 object QueryRuns {
   private val log = LoggerFactory.getLogger(getClass.getName.stripSuffix("$"))
   private val EndpointName = "statestore-query-runs"
+
+  /** Asked for, it is among the active runs when there is one. */
+  private val AnyRun = "*"
+  private val MostKnown = 1000
+
+  /** Runs that were active when it was asked. */
+  private val known = ConcurrentHashMap.newKeySet[String]
 
   // Guarded by this.
   private[this] var application: SparkEnv = _
@@ -40,7 +48,7 @@ object QueryRuns {
         if (application ne env) {
           application = env
           StateStoreInternals.answerQuestions(env, EndpointName) { runs =>
-            runs.split(' ').filter(StateStoreInternals.activeRuns).mkString(" ").getBytes(UTF_8)
+            activeAmong(runs.split(' ').toSet).mkString(" ").getBytes(UTF_8)
           }
         }
       }
@@ -64,10 +72,36 @@ object QueryRuns {
    */
   def isActive(run: String): Boolean = ask(Set(run)).exists(_.nonEmpty)
 
+  /**
+   * Whether a run may be one of a query: no where the driver has active queries, and this is not
+   * the run of one. The state data source has runs of its own. Within `foreachBatch` nothing else
+   * tells it apart, since it reads in the query's own session.
+   */
+  def mayBeOfQuery(run: String): Boolean = known.contains(run) || {
+    val found =
+      try ask(Set(run, AnyRun))
+      catch {
+        case e: SparkException =>
+          log.debug("the driver does not say which runs are active", e)
+          None
+      }
+    val isActive = found.exists(_.contains(run))
+    if (isActive) {
+      if (known.size >= MostKnown) known.clear()
+      known.add(run)
+    }
+    isActive || !found.exists(_.contains(AnyRun))
+  }
+
+  private def activeAmong(runs: Set[String]): Set[String] = {
+    val active = StateStoreInternals.activeRuns
+    runs.filter(run => active(run) || (run == AnyRun && active.nonEmpty))
+  }
+
   /** None where the driver has been asked to answer by no query. */
   private def ask(runs: Set[String]): Option[Set[String]] = SparkEnv.get match {
     case null => Some(Set.empty)
-    case env if StateStoreInternals.isDriver(env) => Some(runs & StateStoreInternals.activeRuns)
+    case env if StateStoreInternals.isDriver(env) => Some(activeAmong(runs))
     case env =>
       StateStoreInternals.askDriver(env, EndpointName, runs.mkString(" "))
         .map(bytes => new String(bytes, UTF_8).split(' ').toSet & runs)

@@ -5,7 +5,7 @@ import java.util.concurrent.{ConcurrentHashMap, ConcurrentLinkedQueue}
 
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.{EngineReportedException, Json, ShimErrors, ShimOptions}
-import io.statestore.engine.{CheckpointMemory, EnginePool, Engines}
+import io.statestore.engine.{CheckpointMemory, EnginePool, Engines, QueryRuns}
 import io.statestore.keygroup.{KeyGroupFunction, PartitionKey}
 import io.statestore.view.{ColumnFamily, OffHeapMemory, OverlayFamily}
 import org.apache.hadoop.conf.Configuration
@@ -44,6 +44,7 @@ private[statestore] final class StoreContext(
   def isOfQuery: Boolean = partitionsOfQuery.isDefined
 
   private lazy val partitionsOfQuery = SparkVersion.partitionsOfQuery(hadoopConf)
+    .filter(_ => QueryRuns.mayBeOfQuery(run))
 
   val checkpointFormat: Int = if (storeConf.enableStateStoreCheckpointIds) 2 else 1
 
