@@ -41,6 +41,7 @@ class Reach:
 
     Attributes:
         place: Where it is.
+        given: The options, for another process.
         hadoop_conf: Spark configuration of the JVM that opens Hadoop's file systems.
         spark: As given.
 
@@ -64,6 +65,7 @@ class Reach:
                 "spark.read.format('statestore') reads state of the heap backend",
             )
         given = storage_options or {}
+        self.given = {key: str(value) for key, value in given.items()}
         self.hadoop_conf = {
             key: str(value) for key, value in given.items() if key.startswith(HADOOP_PREFIXES)
         }
@@ -88,7 +90,7 @@ class Reach:
     def beside(self, directory: str | os.PathLike[str]) -> Reach:
         """Return the reach of another directory, by the same means."""
         made = Reach.of(self.place.beside(absolute_uri(os.fspath(directory))))
-        made.hadoop_conf, made.spark = self.hadoop_conf, self.spark
+        made.given, made.hadoop_conf, made.spark = self.given, self.hadoop_conf, self.spark
         return made
 
     @contextmanager

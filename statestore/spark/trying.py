@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from statestore.checkpoint.query_log import read_text
 from statestore.core.errors import InvalidArgumentError, NotFoundError, StateStoreError
 from statestore.core.options import StateStoreOptions
-from statestore.io.hadoop_process import use
+from statestore.io.hadoop_process import HADOOP_PREFIXES, use
 from statestore.io.place import Place
 from statestore.io.storage import absolute_uri, hadoop_uri, is_same_directory
 from statestore.operations.checkpoint import open_checkpoint
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 _SELF_DESCRIBING = ("parquet", "orc", "avro")
 _FILE_SINKS = (*_SELF_DESCRIBING, "csv", "json", "text")
+_WHOLE = "_SUCCESS"
+"""The file that Spark writes last."""
 _LOCATION = "checkpointlocation"
 _DEFAULT_LOCATION = "spark.sql.streaming.checkpointLocation"
 _SCHEMA_REFUSED = re.compile(r"\[STATE_STORE_\w*SCHEMA\w*[\].]")
@@ -71,7 +73,10 @@ class Repeat:
 
     def place(self, uri: str) -> Place:
         """Return the place of a directory."""
-        return Place(uri, StateStoreOptions.from_options(self.options))
+        of_query = {
+            key: value for key, value in self.options.items() if not key.startswith(HADOOP_PREFIXES)
+        }
+        return Place(uri, StateStoreOptions.from_options(of_query))
 
 
 @dataclass
@@ -232,7 +237,11 @@ def _keep_old(repeat: Repeat, frame: DataFrame, asked: _Asked) -> None:
     found: dict[int, list[str]] = {}
     with TemporaryDirectory() as fetched:
         io, directory = place.open(fetched)
-        kept = {int(name) for name in io.list_directories(directory)}
+        kept = {
+            int(name)
+            for name in io.list_directories(directory)
+            if any(info.name == _WHOLE for info in io.list(f"{directory}/{name}"))
+        }
         log = _SinkLog(*place.beside(absolute_uri(path)).open(fetched))
         for batch in range(repeat.first_version, repeat.version):
             files = None if batch in kept else log.files_of(batch)
@@ -350,7 +359,9 @@ def _starts(take: Callable[[Any, _Asked, Callable[[Any], Any]], None]) -> Iterat
         start(self, None, **named)
 
     made = {name: noting(name) for name in before} | {"start": start, "toTable": to_table}
-    replaced = [(DataStreamWriter, name, function) for name, function in made.items()]
+    replaced: list[tuple[type, str, Callable[..., Any]]] = [
+        (DataStreamWriter, name, function) for name, function in made.items()
+    ]
     for writer, name in itertools.product(_writers_of_connect(), ("start", "toTable")):
         replaced.append((writer, name, _refuse_connect))
     kept = [(writer, name, getattr(writer, name)) for writer, name, _ in replaced]

@@ -480,3 +480,17 @@ def test_way_back_is_not_begun_without_the_old(made, tmp_path):
     Trial(world.root / "trial").promote()
 
     assert world.stands == new
+
+
+def test_batches_that_were_not_compared_are_not_promoted(tmp_path):
+    """Catches a trial whose code was run on since it was compared: new rows nobody has seen."""
+    folder, old, _ = tried_with_rows(tmp_path / "original", 1)
+    world = World(folder, tmp_path / "world")
+    io, directory = LocalFileIO(), str(world.root / "trial")
+    write_record(io, directory, read_record(io, directory), version=2)
+
+    for dry_run in (True, False):
+        with pytest.raises(InvalidArgumentError, match="tried_version=2"):
+            world.trial.promote(dry_run=dry_run)
+
+    assert world.stands == old

@@ -286,3 +286,25 @@ def test_rows_in_the_file_sink_are_compared_and_it_goes_on(
 
     lane.run(*of_new_keys(7, 4))
     assert lane.rows == Counter([("stays", 0), *((f"k{batch}", batch) for batch in range(11))])
+
+
+def test_old_rows_that_were_not_kept_whole_are_kept_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a trial that was killed while it kept the old rows, and then calls all equal."""
+    lane = FileSunk(spark, tmp_path / "query")
+    lane.run(*of_new_keys(0, 7))
+    monkeypatch.setattr("statestore.api.upgrade._Side.mark", lambda _: ["the same script"])
+
+    def differing() -> list[str]:
+        tried = upgrade(lane.checkpoint, lane.job(first_of_some), batches=4)
+        assert not any(one.why for one in tried.result.compared)
+        return [one.of for one in tried.result.compared if not one.is_same]
+
+    first = differing()
+    kept = Path(f"{lane.checkpoint}-trial/old/5")
+    for path in kept.iterdir():
+        path.unlink()
+    (kept / "_temporary").mkdir()
+
+    assert differing() == first == ["batch 5", "state 0"]

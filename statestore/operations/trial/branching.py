@@ -118,11 +118,16 @@ def hand(old: OpenCheckpoint, branch: OpenCheckpoint, batch: int) -> None:
     QueryLog(branch.io, branch.path, "offsets").replace(batch, entry.encode())
 
 
-def require_same_input(old: OpenCheckpoint, branch: OpenCheckpoint) -> None:
+def require_same_input(old: OpenCheckpoint, branch: OpenCheckpoint, compared: int) -> None:
     """Check that a branch has read what the newest version of its checkpoint has, and no more.
 
     So no row is read twice, and none left out, by a query that goes on from the branch in place of
-    the checkpoint.
+    the checkpoint; and each batch of it was compared.
+
+    Args:
+        old: The checkpoint.
+        branch: The branch.
+        compared: The version up to which they were compared.
 
     Raises:
         InvalidArgumentError: It has not; or a batch is planned and not committed (kind
@@ -136,12 +141,13 @@ def require_same_input(old: OpenCheckpoint, branch: OpenCheckpoint) -> None:
         for each in (old, branch)
         for entry in [each.offsets_entry(each.newest_version - 1)]
     ]
-    if mine[0] != mine[1] or not branch.is_between_batches:
+    is_compared = old.newest_version == compared
+    if mine[0] != mine[1] or not branch.is_between_batches or not is_compared:
         raise InvalidArgumentError(
             "the checkpoint has gone on since the new code was tried",
             checkpoint=old.uri,
             newest_version=old.newest_version,
-            tried_version=branch.newest_version,
+            tried_version=min(branch.newest_version, compared),
             to_fix="stop the query, and try the code again: it goes on where the trial is; then "
             "promote",
         )

@@ -106,7 +106,7 @@ def replace_by_branch(
             old = stack.enter_context(open_checkpoint(place))
             use = stack.enter_context(exclusive_use(old, PROMOTE))
             with open_checkpoint(branch) as now:  # somebody may have begun the trial anew
-                require_same_input(old, now)
+                require_same_input(old, now, record.version)
             record = write_record(
                 io, directory, record, state=State.PROMOTING, savepoint=savepoint.uri
             )
@@ -125,7 +125,7 @@ def check_replaceable(record: Record, place: Place, branch: Place, savepoint: Pl
         As `replace_by_branch`.
     """
     with open_checkpoint(branch) as source, open_checkpoint(place) as old:
-        require_same_input(old, source)
+        require_same_input(old, source, record.version)
         require_not_in_use(old)
     _keep(place, savepoint, record, dry_run=True)
 

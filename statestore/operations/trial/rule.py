@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from statestore.codec.joined_trailers import add_counts
+from statestore.codec.python_values import to_pylist
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.operations.database import open_database
 from statestore.operations.reading.diff import diff_batches
@@ -138,8 +139,8 @@ def compare_rows(of: str, old: Sequence[str], new: Sequence[str], rule: Rule) ->
             if not is_same and not columns:
                 is_same = rule.judged(of, fetch("removed", ""), fetch("added", ""))
             few = rule.shown - min(added, rule.shown // 2)
-            first = fetch("removed", f"LIMIT {few}").to_pylist()
-            second = fetch("added", f"LIMIT {rule.shown - len(first)}").to_pylist()
+            first = to_pylist(fetch("removed", f"LIMIT {few}"))
+            second = to_pylist(fetch("added", f"LIMIT {rule.shown - len(first)}"))
         finally:
             connection.close()
     shown = [{"change": "removed", "old": plain(row)} for row in first]
@@ -239,7 +240,7 @@ def _compare_state(of: str, batches: Iterable[pa.RecordBatch], rule: Rule) -> Co
             names, columns = rule.shared(_fields(of_old), _fields(of_new), "value.")
         left = batch.filter(pa.array(_differs(batch, names), pa.bool_()))
         counts.update(left.column("change").to_pylist())
-        for row in left.slice(0, max(0, rule.shown - len(shown))).to_pylist():
+        for row in to_pylist(left.slice(0, max(0, rule.shown - len(shown)))):
             given = {"old": row["old_value"], "new": row["new_value"]}
             there = {side: value for side, value in given.items() if value is not None}
             shown.append(plain({"change": row["change"], "key": row["key"], **there}))
@@ -274,7 +275,7 @@ def _fields(kind: pa.DataType) -> dict[str, pa.DataType]:
 def _differs(batch: pa.RecordBatch, names: Sequence[str]) -> list[bool]:
     """Return which rows of a difference count, when only some fields of the values do."""
     changes, old, new = (
-        batch.column(name).to_pylist() for name in ("change", "old_value", "new_value")
+        to_pylist(batch.column(name)) for name in ("change", "old_value", "new_value")
     )
     return [
         change != "changed" or _chosen(one, names) != _chosen(other, names)

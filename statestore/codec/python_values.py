@@ -1,0 +1,44 @@
+"""Values of Arrow as those of Python, also where Python has none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+
+def to_pylist(values: pa.Array[Any] | pa.ChunkedArray[Any] | pa.RecordBatch | pa.Table) -> Any:
+    """Return what `values.to_pylist()` does: a value, or a row as a dict, each.
+
+    Dates and timestamps of years that Python's types do not reach, before 1 or after 9999, are
+    texts in the form of ISO 8601.
+    """
+    try:
+        return values.to_pylist()
+    except OverflowError:
+        if isinstance(values, pa.RecordBatch | pa.Table):
+            names = values.schema.names
+            columns = map(to_pylist, values.columns)
+            return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        return [_value(each) for each in values]
+
+
+def _value(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except OverflowError:
+        kind = scalar.type
+        if pa.types.is_struct(kind):
+            return {name: _value(scalar[at]) for at, name in enumerate(kind.names)}
+        if pa.types.is_map(kind):
+            keys, values = (to_pylist(scalar.values.field(at)) for at in (0, 1))
+            return list(zip(keys, values, strict=True))
+        if pa.types.is_list(kind):
+            return to_pylist(scalar.values)
+        if pa.types.is_timestamp(kind):
+            zone = "" if kind.tz is None else "Z"
+            return f"{np.datetime64(scalar.value, kind.unit)}{zone}"
+        if pa.types.is_date32(kind):
+            return str(np.datetime64(scalar.value, "D"))
+        raise
