@@ -6,6 +6,7 @@ import builtins
 import errno
 import os
 import shutil
+import tempfile
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -174,13 +175,17 @@ class LocalFileIO:
             os.makedirs(directory, exist_ok=True)
 
     def list_tree(self, directory: str) -> builtins.list[FileInfo]:
-        """See TreeFileIO."""
+        """See TreeFileIO; a link to a directory is one, but for a link to where it is itself."""
+        found = self.list(directory)
         with named_errors("list a directory", directory):
-            return [
-                replace(info, name=os.path.relpath(f"{parent}/{info.name}", directory))
-                for parent, _, _ in os.walk(directory)
-                for info in self.list(parent)
-            ]
+            here = os.path.realpath(directory)
+            for name in self.list_directories(directory):
+                path = f"{directory}/{name}"
+                if os.path.islink(path) and Path(here).is_relative_to(os.path.realpath(path)):
+                    continue
+                below = self.list_tree(path)
+                found += [replace(info, name=f"{name}/{info.name}") for info in below]
+        return found
 
     def list_directories(self, directory: str) -> builtins.list[str]:
         """See TreeFileIO."""
@@ -195,7 +200,14 @@ class LocalFileIO:
     def delete_tree(self, directory: str) -> None:
         """See TreeFileIO."""
         with named_errors("delete a directory", directory):
-            if os.path.isdir(directory):
+            if os.path.islink(directory):  # what it leads to stays, and is empty
+                with os.scandir(directory) as entries:
+                    for entry in entries:
+                        if entry.is_dir(follow_symlinks=False):
+                            shutil.rmtree(entry.path)
+                        else:
+                            os.unlink(entry.path)
+            elif os.path.isdir(directory):
                 shutil.rmtree(directory)
 
     def shares(self, other: FileIO) -> bool:
@@ -259,6 +271,31 @@ def _move(source: str, path: str, *, overwrite: bool) -> None:
         os.rename(source, path)
     else:
         os.unlink(source)
+
+
+@contextmanager
+def temporary_directory(below: str | None = None) -> Iterator[str]:
+    """Yield a directory of the local disk for temporary files, which is gone after the block.
+
+    Args:
+        below: Where it is made; where the machine has temporary files when None.
+
+    Raises:
+        StorageError: None can be made.
+    """
+    try:
+        made = tempfile.TemporaryDirectory(prefix="statestore-operation-", dir=below)
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise StorageError(
+            "cannot make a directory for temporary files",
+            **({"kind": "storage-full"} if is_full else {}),
+            below=below or os.environ.get("TMPDIR", "the default"),
+            reason=error.strerror or str(error),
+            to_fix="free space there, or set TMPDIR to a directory that can be written",
+        ) from error
+    with made as directory:
+        yield directory
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,9 @@ class S3Settings:
 def resolve_s3_path(uri: str) -> str:
     """Return the path `/bucket/key` of an `s3:` or `s3a:` URI.
 
+    Slashes that follow each other are one, `.` and `..` are resolved: as in Hadoop's `Path`, by
+    which Spark opens the same URI.
+
     Raises:
         InvalidArgumentError: It names no bucket.
     """
@@ -82,4 +86,4 @@ def resolve_s3_path(uri: str) -> str:
             uri=uri,
             to_fix="give it as s3://bucket/path",
         )
-    return f"/{bucket}/{key.strip('/')}".rstrip("/")
+    return f"/{bucket}{posixpath.normpath('/' + key.lstrip('/'))}".rstrip("/")

@@ -353,6 +353,9 @@ def test_bucket_is_the_host_of_a_uri():
     """Catches state in a bucket called after the scheme."""
     assert resolve_s3_path("s3://bucket/a/b/") == "/bucket/a/b"
     assert resolve_s3_path("s3a://bucket") == "/bucket"
+    # As Spark opens them, by Hadoop's Path.
+    assert resolve_s3_path("s3://bucket//a//b/./c/../d//") == "/bucket/a/b/d"
+    assert resolve_s3_path("s3://bucket//") == "/bucket"
     with pytest.raises(InvalidArgumentError):
         resolve_s3_path("s3:/no-host")
 

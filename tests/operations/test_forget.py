@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -25,6 +27,7 @@ from statestore.core.errors import (
     StateStoreError,
     StorageError,
 )
+from statestore.io.file_io import FileInfo
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.testing.checkpoints import read_checkpoint
@@ -420,3 +423,52 @@ def test_a_damaged_file_that_no_version_needs_goes_with_the_rest(tmp_path: Path)
 
     assert verdicts(Checkpoint(made.path).forget(keys=keys).certificate.search)[0] == "forgotten"
     assert not left.exists()
+
+
+def test_state_behind_a_link_is_searched(tmp_path: Path) -> None:
+    """Catches a verdict on files that nobody has looked at, on another disk."""
+    made = make(tmp_path)
+    for name in ("state/0", "offsets"):
+        moved = tmp_path / "other disk" / name
+        moved.parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "query" / name).rename(moved)
+        (tmp_path / "query" / name).symlink_to(moved)
+    (tmp_path / "other disk/state/0/round").symlink_to(tmp_path / "other disk")
+
+    found = Checkpoint(made.path).search_keys(pa.table({"key.k": [KEYS[3]]}))
+
+    assert verdicts(found)[0] == "found"
+    assert {hit.path for hit in found.hits} >= {"row"}
+
+
+def test_a_file_that_no_listing_shows_is_not_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a verdict on an operator of which a file was left out."""
+    made = make(tmp_path)
+    whole = LocalFileIO.list_tree
+
+    def without_first(io: LocalFileIO, directory: str) -> list[FileInfo]:
+        return [info for info in whole(io, directory) if not info.name.startswith("state/0/1/")]
+
+    monkeypatch.setattr(LocalFileIO, "list_tree", without_first)
+    found = Checkpoint(made.path).search_keys(pa.table({"key.k": [7]}))
+
+    assert verdicts(found)[0] == "not searched"
+
+
+def test_a_directory_that_cannot_be_listed_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches files that are left out because a network disk has lost its directory."""
+    made = make(tmp_path)
+    scan = os.scandir
+
+    def stale(path: str) -> Any:
+        if str(path).endswith("state/0/1"):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", stale)
+    with pytest.raises(StorageError, match="state/0/1"):
+        Checkpoint(made.path).search_keys(pa.table({"key.k": [KEYS[3]]}))

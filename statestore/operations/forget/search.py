@@ -271,7 +271,7 @@ class _Search:
             data = _mapped(local_path)
             num_files += 1
             num_bytes += len(data)
-            file = files.get(path)
+            file = files.pop(path, None)
             if file is not None:
                 of = found[file.location.store.operator]
                 self._search_rows(file, local_path, data, of)
@@ -281,6 +281,9 @@ class _Search:
                 map(self._words.is_in, (*_readings(data), *_readings(memoryview(path.encode()))))
             ):
                 of_spark.hits[Hit(path, "bytes", "found")] = None
+        for path, file in files.items():
+            reason = f"a state file that came meanwhile, or that no listing shows: {path}"
+            found[file.location.store.operator].reasons[reason] = None
         outcomes = [of.outcome(operator, names[operator]) for operator, of in found.items()]
         return KeySearch(
             num_keys=len(self._wanted.encoded),
