@@ -142,7 +142,14 @@ class Every:
                 if not wait_ms:
                     self.take(checkpoint)
                     wait_ms = self.interval_ms
-            except StateStoreError as error:
-                level = logging.DEBUG if error.kind in _BEFORE_THE_FIRST_BATCH else logging.WARNING
-                _log.log(level, "no savepoint was taken, and the query goes on: %s", error)
+            except Exception as error:  # noqa: BLE001, whatever it is, the next one is tried
+                is_early = getattr(error, "kind", None) in _BEFORE_THE_FIRST_BATCH
+                level = logging.DEBUG if is_early else logging.WARNING
+                is_known = isinstance(error, StateStoreError)
+                _log.log(
+                    level,
+                    "no savepoint was taken, and the query goes on: %s",
+                    error,
+                    exc_info=not is_known,
+                )
                 wait_ms = self.retry_ms

@@ -173,8 +173,10 @@ def _write_metrics(path: Path, it: Checkpoint, destination: str, *, has_failed: 
     with suppress(StateStoreError):  # the attempt has failed by it
         there = [one.info for one in it.savepoints(destination)]
         tell("kept", "Whole savepoints in the directory.", len(there))
-        if there:
-            newest = max(there, key=lambda info: info.created_ms)
+        now_ms = SystemClock().now_ms()
+        past = [info for info in there if info.created_ms <= now_ms]
+        if past:  # else the age would be hidden by one of a clock that was ahead
+            newest = max(past, key=lambda info: info.created_ms)
             taken = newest.created_ms / 1000
             tell("newest_seconds", "When the newest one was taken, seconds since 1970.", taken)
             tell("newest_bytes", "Bytes of state of the newest one.", newest.state_bytes)
@@ -200,7 +202,7 @@ def _repeat(every: Every, it: Checkpoint, take: Callable[[], None]) -> None:
                     continue
                 _take_whole(take)
                 wait_ms = every.due_in_ms(it) or every.interval_ms
-            except StateStoreError as error:
+            except (StateStoreError, OSError) as error:
                 click.echo(error, err=True)
                 wait_ms = every.retry_ms
 
@@ -356,5 +358,7 @@ def _pairs(given: tuple[str, ...], usage: str) -> dict[int, str]:
         number, _, rest = pair.partition(":")
         if not number.isdecimal() or not rest:
             raise click.UsageError(f"{usage}: not {pair!r}")
+        if int(number) in pairs:
+            raise click.UsageError(f"{usage}: operator {int(number)} is given twice")
         pairs[int(number)] = rest
     return pairs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ from statestore.core.errors import (
 )
 from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
 from statestore.io.guarded import Guard
-from statestore.io.local import named_disk_errors
+from statestore.io.local import named_disk_errors, named_errors, temporary_directory
 from statestore.io.storage import absolute_uri
 from statestore.operations.metadata_file import check_finished, check_of_query, try_read_metadata
 from statestore.operations.query_logs import QueryLogs
@@ -72,13 +71,12 @@ def open_checkpoint(place: Place, below: str | None = None) -> Iterator[OpenChec
         CorruptionError: It is a savepoint with a placement, or as `read_placement`.
         IncompatibleError, StorageError: As `read_placement`; or the local disk failed in the block.
     """
-    with tempfile.TemporaryDirectory(
-        prefix="statestore-operation-", dir=below
-    ) as scratch_directory:
+    with temporary_directory(below) as scratch_directory:
         fetched = f"{scratch_directory}/fetched"
         fetched_state = f"{scratch_directory}/fetched-state"
         for directory in (fetched, fetched_state):
-            Path(directory).mkdir()
+            with named_errors("make a directory", directory):
+                Path(directory).mkdir()
         uri = place.uri if place.io else absolute_uri(place.uri)
         io, path = place.open(fetched)
         query_id, of_ours = try_read_metadata(io, path)

@@ -7,6 +7,7 @@ and `metadata`, which makes it count, is last. How the rows of a store pass is a
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from statestore.checkpoint.layout import BODIES, StoreLocation
 from statestore.checkpoint.placement import make_placement
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, PROVIDER_KEY, write_bytes
 from statestore.codec.references import StoreName
+from statestore.core.errors import StateStoreError
 from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
 from statestore.operations.batches import checkpoint_ids_of
 from statestore.operations.committed_version import (
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from statestore.operations.new_directory import NewDirectory
     from statestore.operations.passes import Pass, Store
     from statestore.operations.result import Progress
+
+logger = logging.getLogger(__name__)
 
 Told = TypeVar("Told")
 """Type of what `Copy.run` returns beside the directory."""
@@ -170,7 +174,8 @@ class Copy(Generic[Told]):
         Guarantee: on return the directory is whole and durable. After a raise, or when the process
         is killed, no query starts from it and nothing takes it for a savepoint; the same operation
         may be repeated. What it is made of is as it was, but for pins that expire; what is claimed
-        is whole until the directory is, and is then no longer one, whatever is left of it.
+        is whole until the directory is, and is then no longer one, whatever is left of it: what
+        cannot be deleted stays, with a warning.
 
         Raises:
             InvalidArgumentError: The target has files meanwhile (kind checkpoint-exists); or as the
@@ -207,7 +212,15 @@ class Copy(Generic[Told]):
             metadata, told = self.becomes(made)
             target.finish(metadata)
         if self.claims:
-            delete_directory(self.source.io, self.source.path)
+            try:
+                delete_directory(self.source.io, self.source.path)
+            except StateStoreError as error:  # what was made is whole, and not to be made again
+                logger.warning(
+                    "the savepoint that was claimed is not deleted, and may be by hand: "
+                    "savepoint=%s, error=%s",
+                    self.source.uri,
+                    error,
+                )
         return told
 
     def _begin_state(self, target: NewDirectory, progress: Progress) -> NewState:

@@ -130,7 +130,7 @@ class ExclusiveUse:
         self._lease = lease
         self._interval_ms = interval_ms
         self._clock = clock
-        self._renewed_ms = clock.elapsed_ms()
+        self._renewed_ms = self._now_ms()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
 
@@ -164,14 +164,23 @@ class ExclusiveUse:
             )
 
     def _age_ms(self) -> float:
-        return self._clock.elapsed_ms() - self._renewed_ms
+        """Return how long ago the lease was renewed.
+
+        The monotonic clock stands still while the machine is suspended, the other one may be set
+        back: the one that says more counts.
+        """
+        ages = zip(self._now_ms(), self._renewed_ms, strict=True)
+        return max(now - renewed for now, renewed in ages)
+
+    def _now_ms(self) -> tuple[float, float]:
+        return self._clock.elapsed_ms(), float(self._clock.now_ms())
 
     def _is_lost(self, age_ms: float) -> bool:
         return age_ms > INTERVALS * self._interval_ms
 
     def _renew(self) -> None:
         while not self._is_over.wait(self._interval_ms / 1000):
-            began_ms = self._clock.elapsed_ms()
+            began_ms = self._now_ms()
             if self._is_lost(self._age_ms()):
                 # Somebody else may be at it since: a lease that was lost is not taken again.
                 logger.warning("the lease has expired: lease=%s", self._lease.name)

@@ -29,6 +29,7 @@ from statestore.io.local import (
     LocalFileIO,
     named_disk_errors,
     named_errors,
+    temporary_directory,
 )
 from statestore.io.storage import absolute_uri, is_within
 from statestore.operations.metadata_file import (
@@ -142,8 +143,9 @@ def begin_directory(place: Place, operation: str, source: str) -> Iterator[NewDi
         StorageError: The storage failed.
     """
     uri, ids, clock = place.uri, place.ids, place.clock
-    with tempfile.TemporaryDirectory(prefix="statestore-operation-") as work:
-        Path(f"{work}/fetched").mkdir()
+    with temporary_directory() as work:
+        with named_errors("make a directory", work):
+            Path(f"{work}/fetched").mkdir()
         io, path = place.open(f"{work}/fetched")
         was_begun = check_new(io, path, uri, operation, source)
         mark = unfinished_metadata(operation, attempt=ids.new_id())
@@ -205,7 +207,7 @@ def check_target(place: Place, operation: str, source: str) -> bool:
     Raises:
         InvalidArgumentError, StorageError: As `check_new`.
     """
-    with tempfile.TemporaryDirectory(prefix="statestore-operation-") as work:
+    with temporary_directory() as work:
         io, path = place.open(work)
         return check_new(io, path, place.uri, operation, source)
 

@@ -167,7 +167,12 @@ def _await(query: StreamingQuery, savepoints: Savepoints | None, scaling: Scalin
         except Exception:
             query.stop()
             raise
-        return bool(wait())
+        try:
+            return bool(wait())
+        except Exception:
+            if query.isActive:  # what looked at it has failed, and not the query
+                query.stop()
+            raise
 
 
 def _final(past: Restart, strategy: RestartStrategy) -> QueryFailedError:

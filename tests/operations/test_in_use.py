@@ -397,3 +397,20 @@ def test_checkpoint_that_was_moved_is_changed_when_its_state_says_where_it_is(tm
     owner.write_text(json.dumps({"checkpoint": f"{tmp_path}/moved/state"}))
     Checkpoint(tmp_path / "moved").rescale(4)
     assert Checkpoint(tmp_path / "moved").verify(deep=True).ok
+
+
+class Suspended(Storage):
+    """A machine whose monotonic clock stands still while it is suspended."""
+
+    def elapsed_ms(self):
+        return 0.0
+
+
+def test_operation_knows_that_its_machine_was_suspended(tmp_path):
+    """Catches an operation that goes on after an hour in which a query may have begun."""
+    storage = Suspended(tmp_path, 0)
+    with exclusive_directory(storage.io, "/ck", "rescale", clock=storage) as use:
+        use.require_held()
+        storage.sleep_ms(3_600_000)
+        with pytest.raises(InUseError, match="expired"):
+            use.require_held()

@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from statestore import Checkpoint, Savepoint
-from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundError, StateStoreError
+from statestore.core.errors import (
+    FencedError,
+    InvalidArgumentError,
+    NotFoundError,
+    StateStoreError,
+    StorageError,
+)
 from statestore.core.options import StateStoreOptions
 from statestore.io.memory import MemoryFileIO
 from statestore.io.storage import is_within, resolve_path
@@ -177,11 +183,17 @@ def test_either_side_is_whole_when_it_ends_at_any_call(tmp_path, at_rest, name):
     faults += [(index, True) for index in (*writes[::2], writes[-1])]
     for index, happens in faults:
         io = begin(Fault(index, happens=happens))
-        with pytest.raises(StateStoreError):
+        try:
             act(io)
+        except StateStoreError:
+            is_told = True
+        else:
+            is_told = False
         io.arm(None)
 
         is_whole = _is_whole(io, name, query)
+        # What is claimed need not be gone for the checkpoint to be whole.
+        assert is_told or (name == "claim" and is_whole)
         if name != "claim" or not is_whole:
             with open_savepoint(place_of("/savepoint", io=io)) as (savepoint, _):
                 assert savepoint.version == 2
@@ -231,3 +243,28 @@ def test_second_writer_of_a_directory_is_fenced(tmp_path):
     with open_checkpoint(place_of(tmp_path / "again")) as checkpoint:
         assert checkpoint.num_partitions == 4
         assert checkpoint.operators[0].stores[0].num_partitions == 4
+
+
+def test_savepoint_is_claimed_behind_a_link(tmp_path):
+    """Catches a claim that fails when the checkpoint is whole, and cannot be done again."""
+    query = make_query(tmp_path / "query")
+    at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint")
+    (tmp_path / "latest").symlink_to(tmp_path / "savepoint")
+
+    Savepoint(tmp_path / "latest").restore(tmp_path / "new", claim=True)
+
+    assert Checkpoint(tmp_path / "new").verify(deep=True).ok
+    assert files_below(tmp_path / "savepoint") == {}
+
+
+def test_no_directory_for_temporary_files_is_named(tmp_path, monkeypatch):
+    """Catches an error of the system, which no caller expects: schedules would end by it."""
+    query = make_query(tmp_path / "query")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+
+    for act in (
+        lambda: Checkpoint(query.path).info,
+        lambda: Checkpoint(query.path).savepoint(tmp_path / "new"),
+    ):
+        with pytest.raises(StorageError, match=r"temporary files.*TMPDIR"):
+            act()

@@ -38,6 +38,8 @@ Project ['SQLSTATE: 42703', 'Error: [corruption]']"""
 class EndedQuery:
     """A query that runs for a while and ends, with an error or without."""
 
+    isActive = False  # noqa: N815
+
     def __init__(self, clock: ManualClock, run_ms: int, error: Exception | None) -> None:
         self._end = (clock, run_ms, error)
 

@@ -11,7 +11,6 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, ClassVar
 
 from statestore.checkpoint.query_log import read_text, write_text
@@ -25,6 +24,7 @@ from statestore.core.errors import (
 )
 from statestore.core.json_fields import MalformedError, parse_fields
 from statestore.core.text import format_bytes, format_fields
+from statestore.io.local import temporary_directory
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.metadata_file import try_read_metadata, unfinished_operation
 from statestore.operations.new_directory import check_beside, delete_directory
@@ -175,7 +175,7 @@ def retain_savepoint(
         return attempt.plan()
     try:
         result = attempt.run(progress)
-    except StateStoreError as error:
+    except Exception as error:
         attempt.tell(error=str(error))
         raise
     attempt.tell(result)
@@ -304,7 +304,7 @@ class _Attempt:
 
         What it says of the savepoints stays. A status that cannot be written is left.
         """
-        with suppress(StateStoreError, MalformedError), TemporaryDirectory() as fetched:
+        with suppress(StateStoreError, MalformedError), temporary_directory() as fetched:
             io, path = self._directory.open(fetched)
             text = read_text(io, f"{path}/{STATUS_NAME}")
             if parse_fields(text).text("checkpoint") == self._place.uri:
