@@ -178,12 +178,17 @@ def parse_settings(option: str, given: Iterable[str], form: str = "KEY=VALUE") -
     """Return settings of the form KEY=VALUE that an option was given with; `form` says which.
 
     Raises:
-        click.UsageError: One is of another form.
+        click.UsageError: One is of another form, or two are of one key.
     """
+    settings: dict[str, str] = {}
     for setting in given:
-        if "=" not in setting:
+        key, separator, value = setting.partition("=")
+        if not separator:
             raise click.UsageError(f"{option} takes {form}, not {setting!r}")
-    return dict(setting.split("=", 1) for setting in given)
+        if key in settings:
+            raise click.UsageError(f"{option} is given twice for {key}")
+        settings[key] = value
+    return settings
 
 
 def print_result(result: Result, *, output: str, done: str | None = "Done.") -> None:
@@ -231,12 +236,15 @@ def print_rows(batches: Iterator[pa.RecordBatch], limit: int, output: str) -> No
         limit: At most so many, 0 for all.
         output: text or json.
     """
+    # Arrow takes long to import.
+    from statestore.codec.python_values import to_pylist
+
     columns: list[str] = []
 
     def all_rows() -> Iterator[dict[str, Any]]:
         for batch in batches:
             columns[:] = batch.schema.names
-            yield from batch.to_pylist()
+            yield from to_pylist(batch)
 
     found = all_rows()
     shown = list(islice(found, min(limit, sys.maxsize))) if limit else list(found)

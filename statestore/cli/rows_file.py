@@ -71,10 +71,12 @@ def _arrow(path: str, schema: pa.Schema) -> Iterator[Writer]:
 
 @contextmanager
 def _json(path: str, schema: pa.Schema) -> Iterator[Writer]:
+    from statestore.codec.python_values import to_pylist
+
     del schema
     with Path(path).open("w", encoding="utf-8", errors="backslashreplace") as file:
         yield lambda batch: file.writelines(
-            f"{to_json(row, ensure_ascii=False)}\n" for row in batch.to_pylist()
+            f"{to_json(row, ensure_ascii=False)}\n" for row in to_pylist(batch)
         )
 
 
@@ -82,6 +84,8 @@ def _json(path: str, schema: pa.Schema) -> Iterator[Writer]:
 def _csv(path: str, schema: pa.Schema) -> Iterator[Writer]:
     import pyarrow as pa
     from pyarrow import csv, types
+
+    from statestore.codec.python_values import to_pylist
 
     def is_plain(kind: Any) -> bool:
         is_of = (types.is_integer, types.is_boolean, types.is_decimal, types.is_string)
@@ -97,7 +101,7 @@ def _csv(path: str, schema: pa.Schema) -> Iterator[Writer]:
             if is_plain(column.type):
                 yield column
             else:
-                yield pa.array([_text(value) for value in column.to_pylist()], pa.string())
+                yield pa.array([_text(value) for value in to_pylist(column)], pa.string())
 
     with csv.CSVWriter(path, as_text) as writer:
         yield lambda batch: writer.write_batch(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -160,12 +159,7 @@ def transform(
 
 def _queries(given: tuple[str, ...]) -> dict[Any, Any]:
     """Return the SQL that makes rows, by their address."""
-    queries = parse_settings("--sql", given, "NAME=SELECT")
-    if len(queries) < len(given):
-        names = Counter(one.partition("=")[0] for one in given)
-        twice = ", ".join(name for name, count in names.items() if count > 1)
-        raise click.UsageError(f"--sql is given twice for the same rows: {twice}")
-    return dict(queries)
+    return dict(parse_settings("--sql", given, "NAME=SELECT"))
 
 
 @click.command()

@@ -33,6 +33,9 @@ def run_sql(checkpoint: Checkpoint, sql: str) -> dict[str, Any]:
     Raises:
         StateStoreError: As `Checkpoint.sql`; it takes too long, or too much memory.
     """
+    # Arrow takes long to import.
+    from statestore.codec.python_values import to_pylist
+
     found = checkpoint.sql(sql, memory_limit=MEMORY_LIMIT, timeout=MOST_SECONDS)
     rows: list[list[str | None]] = []
     left = _MOST_TEXT
@@ -41,7 +44,7 @@ def run_sql(checkpoint: Checkpoint, sql: str) -> dict[str, Any]:
     with closing(found.read_batches()) as batches:
         for batch in batches:
             columns = batch.schema.names
-            for row in batch.to_pylist():
+            for row in to_pylist(batch):
                 if len(rows) == MOST_ROWS or left <= 0:
                     is_cut = True
                     break
@@ -70,6 +73,8 @@ def follow_key(checkpoint: Checkpoint, rows: str, key: str, clock: Clock) -> dic
     Raises:
         StateStoreError: As `Rows.find`, of the newest version.
     """
+    from statestore.codec.python_values import to_pylist
+
     wanted = _key_of(key)
     until_ms = clock.elapsed_ms() + 1000 * MOST_SECONDS
     found: list[tuple[int, int | None, list[list[str | None]]]] = []
@@ -93,7 +98,7 @@ def follow_key(checkpoint: Checkpoint, rows: str, key: str, clock: Clock) -> dic
             columns = ["key", "value"]
             lines = [
                 [_shown(row["key"]), _shown(row["value"])]
-                for row in table.slice(0, MOST_ROWS // _MOST_VERSIONS).to_pylist()
+                for row in to_pylist(table.slice(0, MOST_ROWS // _MOST_VERSIONS))
             ]
         looked += 1
         found.append((version.version, version.committed_ms, lines))

@@ -123,3 +123,14 @@ def test_a_narrow_terminal_shows_every_letter(query: MadeCheckpoint) -> None:
     assert "\x1b[1m" in shown
     assert max(map(len, shown.splitlines()[-3:])) <= 80
     assert "…" not in shown
+
+
+def test_an_option_that_is_given_twice_is_refused(tmp_path: Path, query: MadeCheckpoint) -> None:
+    """Catches the last of two values, taken without a word."""
+    for command in (
+        ["sql", query.path, "SELECT 1", "--attach", "old=/a", "--attach", "old=/b"],
+        ["list", query.path, "--storage-option", "s3.region=a", "--storage-option", "s3.region=b"],
+        ["restore", query.path, tmp_path / "new", "--map-operator", "0:1", "--map-operator", "0:2"],
+    ):
+        assert "given twice" in run(*command, exit_code=2)
+    assert not (tmp_path / "new").exists()

@@ -169,7 +169,7 @@ def test_edit_and_forget_show_their_plans_and_do_it_with_yes(
         (["transform"], "--sql SELECT, --delete FILE"),
         (["transform", "--sql", "0=SELECT 1", "--all"], "--rows and --all go with"),
         (["transform", "--sql", "0=SELECT 1", "--rows", "0", "--where", "k = 1"], "in two ways"),
-        (["transform", "--sql", "0=SELECT 1", "--sql", "0=SELECT 2"], "twice for the same rows: 0"),
+        (["transform", "--sql", "0=SELECT 1", "--sql", "0=SELECT 2"], "given twice for 0"),
         (["edit"], "--delete FILE"),
         (["edit", "--expire", "value.max"], "go together"),
         (["edit", "--expire", "value.max", "--older-than", "7 days"], "a number with s, m, h or d"),

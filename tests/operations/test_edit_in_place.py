@@ -154,3 +154,25 @@ def test_an_edit_that_stood_still_writes_over_no_batch_of_the_query(tmp_path: Pa
     assert len(stood_still) == 3
     assert read_checkpoint(made.path) == made.expected()
     assert Checkpoint(made.path).verify(versions="all", deep=True).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("how", "problem"),
+    [
+        ({"delete": "k > 0", "older_than": timedelta(days=7)}, "older_than="),
+        ({"watermark_ms": 10**13, "older_than": timedelta(days=7)}, "older_than="),
+        ({"rows": 0, "watermark_ms": 10**13}, "nothing is to become of them"),
+        ({"watermark_ms": 10**13, "all_rows": True}, "nothing is to become of them"),
+    ],
+)
+def test_what_would_say_nothing_is_refused(
+    tmp_path: Path, how: dict[str, Any], problem: str
+) -> None:
+    """Catches an age that is not looked at: more rows would go than are meant."""
+    made = make(tmp_path)
+    before = files_below(tmp_path / "query")
+
+    with pytest.raises(InvalidArgumentError, match=problem):
+        Checkpoint(made.path).edit(**how)
+
+    assert files_below(tmp_path / "query") == before

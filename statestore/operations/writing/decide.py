@@ -194,6 +194,12 @@ def decide_edit(
             watermark_ms_now=batch.watermark_ms,
             to_fix="give a later one, or leave it out",
         )
+    if older_than is not None and expire is None:
+        raise InvalidArgumentError(
+            "an age is given, and no column that has it",
+            older_than=older_than,
+            to_fix="name the column by expire=, or leave older_than out",
+        )
     found = find_version(checkpoint)
     shapes = shapes_of(found)
     if expire is not None:
@@ -212,6 +218,13 @@ def decide_edit(
         edited = Edited(delete, upsert, all_rows)
         may_be_none = expire is not None
         changed = (_edited(found, shapes, rows, edited, may_be_none=may_be_none),)
+    elif rows is not None or all_rows:
+        raise InvalidArgumentError(
+            "rows are named, and nothing is to become of them",
+            rows=rows,
+            all_rows=all_rows,
+            to_fix="say by delete=, upsert= or expire= what, or leave both out",
+        )
     edit = EditInPlace(found, shapes, changed, watermark_ms, batch)
     edit.check()
     return edit

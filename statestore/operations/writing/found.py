@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from statestore.codec.key_bytes import decode_keys, split_values
+from statestore.codec.python_values import to_pylist
 from statestore.codec.rows import from_numpy
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.text import escape_controls, format_count
@@ -139,7 +140,7 @@ def _is_in(keys: Any, among: Any) -> Any:
 def _in_words(keys: pa.Array[Any], family: ColumnFamily) -> list[str]:
     return [
         escape_controls(json.dumps(key, default=_plain, ensure_ascii=False))
-        for key in decode_keys(keys, family).to_pylist()
+        for key in to_pylist(decode_keys(keys, family))
     ]
 
 

@@ -1,0 +1,78 @@
+"""Times beyond the years that Python has: state with them is read, exported and edited."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from statestore import Checkpoint
+from statestore.cli.commands import cli
+from statestore.codec.column_family import ColumnFamily
+from statestore.testing.checkpoints import MadeCheckpoint
+from statestore.testing.stores import Changes, StoreOfQuery, schema_of, unsafe_row
+
+NOW_US, FAR_US = 1_700_000_000_000_000, 1_700_000_000_000_000_000
+FAR = "55840-11-08T22:13:20"
+
+
+@dataclass(frozen=True)
+class Seen(StoreOfQuery):
+    """When somebody was seen, by time: of some the milliseconds were taken for seconds."""
+
+    name: str = "default"
+    columns: tuple[str, ...] = ("at",)
+
+    @property
+    def family(self) -> ColumnFamily:
+        """Its only column family."""
+        return ColumnFamily(0, "default", schema_of(at="timestamp"), schema_of(until="timestamp"))
+
+    def rows(self, changes: Mapping[Any, Any]) -> Changes:
+        """Return its rows."""
+        return {
+            unsafe_row(at): None if until is None else unsafe_row(until)
+            for at, until in changes.items()
+        }
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> str:
+    """A checkpoint with a row of each kind."""
+    query = MadeCheckpoint(
+        str(tmp_path / "query"), operators=(("stateStoreSave", (Seen(),)),), num_partitions=2
+    )
+    query.run_batch({NOW_US: NOW_US, FAR_US: FAR_US})
+    return query.path
+
+
+def run(*arguments: object) -> str:
+    """Run a command; return what it prints."""
+    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.output
+
+
+def test_rows_of_far_years_are_shown_and_exported(made: str, tmp_path: Path) -> None:
+    """Catches an error of Python in place of the rows."""
+    rows = json.loads(run("read", made, "--output", "json"))["rows"]
+    assert {row["key"]["at"][:19] for row in rows} >= {FAR[:19]}
+    assert FAR in run("read", made)
+    for name in ("rows.json", "rows.csv"):
+        run("read", made, "--to", tmp_path / name)
+        assert FAR in (tmp_path / name).read_text()
+
+
+def test_rows_of_far_years_are_deleted(made: str) -> None:
+    """Catches a state that no command can put right."""
+    condition = "\"at\" > '3000-01-01'"
+    plan = run("edit", made, "--where", condition)
+    assert FAR in plan
+    run("edit", made, "--where", condition, "--yes")
+
+    assert Checkpoint(made).rows().read().num_rows == 1
