@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from statestore.api.checkpoint import Checkpoint
 from statestore.io.local import resolve_local_path
 from statestore.io.storage import scheme_of
-from statestore.operations.committed_version import find_version
 from statestore.operations.new_directory import check_target
+from statestore.operations.savepoint.savepoint import check_form, decide_savepoint
 from statestore.spark.batch_end import stop_after_batch
 from statestore.spark.connect import require_driver
 
@@ -66,10 +66,13 @@ def stop_with_savepoint(
         storage_options=storage_options,
         spark=session_of_driver(),
     )
+    check_form(form)
     with checkpoint._reach.checkpoint() as found:
-        check_target(checkpoint._beside(destination).place, "savepoint", found.uri)
+        # What is refused, or cannot be read, is told while the query runs.
+        place = checkpoint._beside(destination).place
+        check_target(place, "savepoint", found.uri)
         if found.newest_version:
-            find_version(found)  # what cannot be read is told while the query runs
+            decide_savepoint(found, place, form=form)
     stop_after_batch(query, wait_s)
     return checkpoint.savepoint(destination, form=form).made
 

@@ -61,14 +61,16 @@ def capture_query(
     Spark 4.3 runs a batch that reads nothing.
 
     Raises:
-        InvalidArgumentError: The sources have nothing yet, so that no batch is planned; or the
-            session is one of Spark Connect (kind spark-connect).
+        InvalidArgumentError: A query was captured there (kind checkpoint-exists); the
+            sources have nothing yet, so that no batch is planned; or the session is one of Spark
+            Connect (kind spark-connect).
         StreamingQueryException: Spark cannot plan the query.
     """
     from pyspark.errors import StreamingQueryException
 
     require_driver(frame.sparkSession, "capture_query", "capture the query in its driver")
     path = str(directory)
+    _require_new(frame.sparkSession, path)
     mark = f"captured {RandomIds().new_id()}"
     let_pass: set[int] = set()
 
@@ -107,6 +109,20 @@ def capture_query(
         directory=path,
         to_fix="capture the query when its sources have what the history ends with",
     )
+
+
+def _require_new(spark: SparkSession, directory: str) -> None:
+    """Check that a directory has no batch: Spark would go on with its offsets."""
+    jvm: Any = spark._jvm  # noqa: SLF001
+    path = jvm.org.apache.hadoop.fs.Path(directory, "offsets")
+    files = path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
+    if files.exists(path) and len(files.listStatus(path)):
+        raise InvalidArgumentError(
+            "the directory has the offsets of a query",
+            kind="checkpoint-exists",
+            directory=directory,
+            to_fix="name a new directory, or delete this one where it is of an earlier capture",
+        )
 
 
 def _reads_nothing(spark: SparkSession, path: str) -> bool:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from statestore.core.options import BY_KEY, PREFIX, StateStoreOptions
 from statestore.io.hadoop_process import use
+from statestore.io.local import resolve_local_path
 from statestore.io.place import Place
-from statestore.io.storage import absolute_uri
+from statestore.io.storage import scheme_of
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.rescale.rescale import rescale
 from statestore.spark.driver_files import DriverFiles
@@ -47,7 +48,9 @@ def rescale_as_asked(error: BaseException) -> bool:
     with ExitStack() as stack:
         stack.enter_context(use(DriverFiles(lambda: session)))
         memory = cache(lambda: stack.enter_context(driver_memory(session)))
-        place = Place(absolute_uri(directory), _options(session), memory=memory)
+        if scheme_of(directory) == "file":  # Hadoop's URI, which is not encoded
+            directory = resolve_local_path(directory, is_encoded=False)
+        place = Place(directory, _options(session), memory=memory)
         checkpoint = stack.enter_context(open_checkpoint(place))
         done = rescale(checkpoint, num_partitions, reason="the configuration asks for it")
     _log.warning("the query was rescaled before its start: %r", done)

@@ -18,6 +18,7 @@ from statestore import (
     Savepoint,
     stop_with_savepoint,
 )
+from statestore.core.errors import InvalidArgumentError
 
 from .conftest import OURS, PROVIDER, MakeLane
 from .harness import (
@@ -122,6 +123,9 @@ def test_edit_stream_goes_on_when_restored_otherwise(spark: SparkSession, tmp_pa
         Checkpoint(original).branch(tmp_path / "branch")
         edits.feed(2)
         wait_for(lambda: edits.rows["original"] == edits.sums[4], "files 3, 4", RUN_TIMEOUT_S)
+        with pytest.raises(InvalidArgumentError, match="no such form"):
+            stop_with_savepoint(query, tmp_path / "stopped", form="typo")  # type: ignore[arg-type]
+        assert query.isActive
         stopped = stop_with_savepoint(query, tmp_path / "stopped").info
         assert not query.isActive
     finally:

@@ -14,6 +14,7 @@ from pyspark.sql import functions as sf
 
 from statestore import Checkpoint, capture_query, write_savepoint
 from statestore.core.errors import InvalidArgumentError
+from tests.checkpoints import files_below
 
 from .conftest import OURS, PROVIDER, MakeLane
 from .harness import HEAP, Lane, Query
@@ -244,3 +245,11 @@ def test_query_without_input_is_not_captured(make_lane: MakeLane) -> None:
 
     with pytest.raises(InvalidArgumentError, match="nothing yet"):
         capture_query(frame, lane.root / "captured")
+
+    lane.feed(TOTALS.plan[0][0])
+    assert Path(capture_query(frame, lane.root / "captured").directory).is_dir()
+    before = files_below(lane.root)
+    with pytest.raises(InvalidArgumentError) as raised:
+        capture_query(frame, lane.root / "captured")  # its offsets would be those of before
+    assert raised.value.kind == "checkpoint-exists"
+    assert files_below(lane.root) == before
