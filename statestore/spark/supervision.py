@@ -92,7 +92,8 @@ def run(
 
     Guarantee: on return, and after a QueryFailedError, the query does not run. Any other exception,
     such as KeyboardInterrupt, passes through and leaves the query as it is; so does the refusal of
-    a `start_query` that returned no query. The durable state is always that of the last batch in
+    a `start_query` that returned no query. A query that `start_query` has started before it raises
+    is not known here, and runs on. The durable state is always that of the last batch in
     the checkpoint's commit log.
     """
     for name, given, has, to_fix in (
