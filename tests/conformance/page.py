@@ -128,7 +128,7 @@ def _failures(known: Known, run: dict[str, Results]) -> Iterator[str]:
         for row in results.failures():
             found[row["test"]].append(row)
         for test, rows in found.items():
-            reasons = {known.reason(results.minor, suite, row) for row in rows}
+            reasons = dict.fromkeys(known.reason(results.minor, suite, row) for row in rows)
             why = "; ".join(
                 "**no known reason**" if r is None else f"{known.kinds[r.kind]}: {r.why}"
                 for r in reasons
