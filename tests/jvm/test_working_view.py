@@ -61,7 +61,8 @@ def test_view_outside_of_the_heap_equals_model_when_operations_are_random(
     counts = run(classes, "view.ViewModelCheck", pytestconfig, BATCHES_OF_ROCKSDB, kind)
 
     assert int(counts["rollBacks"]) > 10, "the run proved nothing about roll-backs"
-    assert int(counts["outsideBytes"]) > 1 << 20, "few rows were outside of the heap"
+    # At most at once; what fits into one page of 256 KiB is on the heap.
+    assert int(counts["outsideBytes"]) > 1 << 18, "no page was outside of the heap"
     assert int(counts["leftBytes"]) == 0
 
 
