@@ -194,7 +194,7 @@ def test_restart_with_another_number_rescales_first(make_lane: MakeLane) -> None
     """
     (files,) = QUERY.plan
     expected, lane = make_lane(QUERY, HDFS), make_lane(QUERY, conf={PARTITIONS: "4"})
-    lane.checkpoint = lane.root / "it's a checkpoint"
+    lane.checkpoint = lane.root / "it's a checkpoint at=10%3A00"
     expected.run(*files[:5])
 
     lane.run(*files[:2])

@@ -5,7 +5,10 @@ object Commands {
 
   /** Rescales a checkpoint that no query is writing. */
   def rescale(checkpoint: String, numPartitions: Int): String =
-    s"statestore rescale ${quoted(checkpoint)} --num-partitions $numPartitions --yes"
+    s"statestore rescale ${quoted(named(checkpoint))} --num-partitions $numPartitions --yes"
+
+  /** Hadoop does not encode a `file:` URI, as a command takes it to be: a path is what it is. */
+  private def named(directory: String): String = directory.replaceFirst("^file:/+", "/")
 
   /** A word of a command, in quotes where the shell would read it as something else. */
   private def quoted(word: String): String =
