@@ -6,12 +6,12 @@ import os
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.options import StateStoreOptions
 from statestore.io.hadoop_process import HADOOP_PREFIXES, HadoopProcess, use
+from statestore.io.local import temporary_directory
 from statestore.io.place import Place
 from statestore.io.storage import absolute_uri
 from statestore.operations.checkpoint import find_checkpoints, open_checkpoint
@@ -122,7 +122,7 @@ class Reach:
             NotFoundError: There is none (kind checkpoint-not-found).
             InvalidArgumentError, StorageError: As `find_checkpoints`.
         """
-        with self.using(), self.opened() as place, TemporaryDirectory() as fetched:
+        with self.using(), self.opened() as place, temporary_directory() as fetched:
             found = find_checkpoints(*place.open(fetched), _MOST_LISTED)
         uri = self.place.uri.rstrip("/")
         if not found:

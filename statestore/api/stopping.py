@@ -66,13 +66,14 @@ def stop_with_savepoint(
         storage_options=storage_options,
         spark=session_of_driver(),
     )
-    check_form(form)
     with checkpoint._reach.checkpoint() as found:
         # What is refused, or cannot be read, is told while the query runs.
         place = checkpoint._beside(destination).place
-        check_target(place, "savepoint", found.uri)
         if found.newest_version:
             decide_savepoint(found, place, form=form)
+        else:
+            check_form(form)
+            check_target(place, "savepoint", found.uri)
     stop_after_batch(query, wait_s)
     return checkpoint.savepoint(destination, form=form).made
 

@@ -6,7 +6,6 @@ import html
 import os
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -15,6 +14,7 @@ from statestore.api.reaching import Reach
 from statestore.checkpoint.layout import is_temporary
 from statestore.checkpoint.query_log import read_bytes
 from statestore.core.errors import InvalidArgumentError, NotFoundError, StorageError
+from statestore.io.local import temporary_directory
 from statestore.operations.in_use import require_directory_not_in_use
 from statestore.operations.new_directory import check_apart
 from statestore.operations.result import no_progress
@@ -262,7 +262,7 @@ class Trial:
 
     @contextmanager
     def _open(self) -> Iterator[tuple[TreeFileIO, str]]:
-        with self._reach.using(), self._reach.opened() as place, TemporaryDirectory() as fetched:
+        with self._reach.using(), self._reach.opened() as place, temporary_directory() as fetched:
             yield place.open(fetched)
 
     def _record(self, io: TreeFileIO, path: str) -> Record:

@@ -130,7 +130,7 @@ class ExclusiveUse:
         self._lease = lease
         self._interval_ms = interval_ms
         self._clock = clock
-        self._renewed_ms = self._now_ms()
+        self._renewed = self._now()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
 
@@ -169,10 +169,11 @@ class ExclusiveUse:
         The monotonic clock stands still while the machine is suspended, the other one may be set
         back: the one that says more counts.
         """
-        ages = zip(self._now_ms(), self._renewed_ms, strict=True)
+        ages = zip(self._now(), self._renewed, strict=True)
         return max(now - renewed for now, renewed in ages)
 
-    def _now_ms(self) -> tuple[float, float]:
+    def _now(self) -> tuple[float, float]:
+        """Return milliseconds of both clocks."""
         return self._clock.elapsed_ms(), float(self._clock.now_ms())
 
     def _is_lost(self, age_ms: float) -> bool:
@@ -180,7 +181,7 @@ class ExclusiveUse:
 
     def _renew(self) -> None:
         while not self._is_over.wait(self._interval_ms / 1000):
-            began_ms = self._now_ms()
+            began = self._now()
             if self._is_lost(self._age_ms()):
                 # Somebody else may be at it since: a lease that was lost is not taken again.
                 logger.warning("the lease has expired: lease=%s", self._lease.name)
@@ -190,7 +191,7 @@ class ExclusiveUse:
             except StateStoreError as error:
                 logger.warning("the lease was not renewed: error=%s", error)
             else:
-                self._renewed_ms = began_ms
+                self._renewed = began
 
 
 def require_not_in_use(checkpoint: OpenCheckpoint) -> None:

@@ -17,13 +17,13 @@ import urllib.parse
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.query_log import read_text
 from statestore.core.errors import InvalidArgumentError, NotFoundError, StateStoreError
 from statestore.core.options import StateStoreOptions
 from statestore.io.hadoop_process import HADOOP_PREFIXES, use
+from statestore.io.local import temporary_directory
 from statestore.io.place import Place
 from statestore.io.storage import absolute_uri, hadoop_uri, is_same_directory
 from statestore.operations.checkpoint import open_checkpoint
@@ -235,7 +235,7 @@ def _keep_old(repeat: Repeat, frame: DataFrame, asked: _Asked) -> None:
     options = {name: value for name, value in asked.options.items() if name != _LOCATION}
     path = options.pop("path")
     found: dict[int, list[str]] = {}
-    with TemporaryDirectory() as fetched:
+    with temporary_directory() as fetched:
         io, directory = place.open(fetched)
         kept = {
             int(name)

@@ -168,6 +168,25 @@ def test_store_stays_open_when_a_provider_of_an_ended_run_closes_it(tmp_path):
         assert engine.call("status")["stores"] == 0
 
 
+def location_of(root):
+    """The store of a checkpoint that `open_store` makes."""
+    location = StoreLocation(LocalFileIO(), str(root / "state"), StoreName(0, 0, "default"))
+    return replace(location, body="sst")
+
+
+def merge_all_but_the_first(root, head):
+    """Merge the files of a version but for the oldest, so that deletes are passed on."""
+    return merge_files(
+        location_of(root),
+        head,
+        (*head.trailer.files[1:], head.ref),
+        is_whole=False,
+        scratch_directory=str(root),
+        sst_options=DatabaseMemory(1 << 20).options(OPTIONS),
+        sync=False,
+    )
+
+
 @pytest.mark.extended
 def test_merge_needs_no_memory_for_each_deleted_key(tmp_path):
     """Catches a merge that holds every deleted key, of which a queue has more than rows.
@@ -176,8 +195,6 @@ def test_merge_needs_no_memory_for_each_deleted_key(tmp_path):
     """
     num_keys = 100_000
     keys = [b"key-%012d" % number for number in range(num_keys)]
-    location = StoreLocation(LocalFileIO(), str(tmp_path / "state"), StoreName(0, 0, "default"))
-    location = replace(location, body="sst")
     with at(tmp_path, options=OPTIONS).open_store(backend="rocksdb") as store:
         put(store, 1)
         for deleted in (keys[:-10], keys[10:]):
@@ -192,22 +209,14 @@ def test_merge_needs_no_memory_for_each_deleted_key(tmp_path):
 
     tracemalloc.start()
     try:
-        merged = merge_files(
-            location,
-            head,
-            (*head.trailer.files[1:], head.ref),
-            is_whole=False,
-            scratch_directory=str(tmp_path),
-            sst_options=DatabaseMemory(1 << 20).options(OPTIONS),
-            sync=False,
-        )
+        merged = merge_all_but_the_first(tmp_path, head)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
 
     assert peak_bytes < 40 * num_keys
     assert merged.trailer.rows == RowCounts(put=1, delete=num_keys - 1)
-    found = list(sst.read_deletes(SealedFile(location.path(merged.ref.path))))
+    found = list(sst.read_deletes(SealedFile(location_of(tmp_path).path(merged.ref.path))))
     assert found == [sst.encode_key(0, key) for key in keys if key != keys[20]]
 
 
@@ -217,8 +226,6 @@ def test_merged_file_has_what_its_files_say_last_of_each_key(tmp_path, seed):
     random = Random(seed)
     space = random.choice([30, 300, 3_000])
     said = {}
-    location = StoreLocation(LocalFileIO(), str(tmp_path / "state"), StoreName(0, 0, "default"))
-    location = replace(location, body="sst")
     options = replace(OPTIONS, rocksdb_merge_min_files=100)
     with at(tmp_path, options=options).open_store(backend="rocksdb") as store:
         put(store, 1)
@@ -233,20 +240,11 @@ def test_merged_file_has_what_its_files_say_last_of_each_key(tmp_path, seed):
                     batch.put(key, said[key])
             batch.commit()
         head = store._head
-    memory = DatabaseMemory(1 << 20)
 
-    merged = merge_files(
-        location,
-        head,
-        (*head.trailer.files[1:], head.ref),
-        is_whole=False,
-        scratch_directory=str(tmp_path),
-        sst_options=memory.options(OPTIONS),
-        sync=False,
-    )
+    merged = merge_all_but_the_first(tmp_path, head)
 
-    file = SealedFile(location.path(merged.ref.path))
-    batches = list(read_file(file, str(tmp_path), OPTIONS, memory))
+    file = SealedFile(location_of(tmp_path).path(merged.ref.path))
+    batches = list(read_file(file, str(tmp_path), OPTIONS, DatabaseMemory(1 << 20)))
     found = [row for batch in batches for row in batch.to_pylist()]
     puts = [(row["key"], row["value"]) for row in found if row["op"] != DELETE]
     deletes = [row["key"] for row in found if row["op"] == DELETE]

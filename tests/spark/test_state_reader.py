@@ -24,6 +24,7 @@ from .harness import (
     STATE_STORE,
     Lane,
     run_plan,
+    wait_for,
 )
 from .queries import (
     AGGREGATION,
@@ -261,14 +262,15 @@ def test_state_that_a_batch_of_another_query_reads_is_left_alone(
 ) -> None:
     """Catches a read within foreachBatch that is taken for the query of the checkpoint it reads.
 
-    Old versions would go, by the number that the reading query retains; and with another number of
-    state partitions the read would be refused.
+    It would take a lease there, and clean up by what the reading query retains; and with another
+    number of state partitions the read would be refused.
     """
     lane = Lane(spark, AGGREGATION, PROVIDER, tmp_path / "read")
     run_plan(lane)
     Checkpoint(lane.checkpoint).compact()  # then newer versions need no file of those before
     for batches in AGGREGATION.plan:
         lane.run(*batches)
+    wait_for(lambda: not _leases(lane), "the end of the lane's own leases")
     before = _state_files(lane)
     session = spark.newSession()
     for key, value in {
@@ -279,12 +281,13 @@ def test_state_that_a_batch_of_another_query_reads_is_left_alone(
         session.conf.set(key, value)
     (tmp_path / "input").mkdir()
     (tmp_path / "input/1.json").write_text('{"key": "a"}\n')
-    found = []
+    found, leases = [], []
 
     def look(batch: DataFrame, _: int) -> None:
         batch.collect()  # Spark wants every state partition of the batch committed
         reader = batch.sparkSession.read.format("statestore")
         found.append(reader.load(str(lane.checkpoint)).count())
+        leases.extend(_leases(lane))
 
     words = session.readStream.schema("key STRING").json(str(tmp_path / "input"))
     writer = words.groupBy("key").count().writeStream.outputMode("update").foreachBatch(look)
@@ -293,8 +296,13 @@ def test_state_that_a_batch_of_another_query_reads_is_left_alone(
     query.awaitTermination()
 
     assert found == [len(_state(lane))]
+    assert leases == []
     time.sleep(2)  # an engine cleans up when a load has ended
     assert _state_files(lane) == before
+
+
+def _leases(lane: Lane) -> list[Path]:
+    return list(lane.checkpoint.glob("statestore-leases/*.json"))
 
 
 def _state_files(lane: Lane) -> dict[str, bytes]:

@@ -308,3 +308,12 @@ def test_old_rows_that_were_not_kept_whole_are_kept_again(
     (kept / "_temporary").mkdir()
 
     assert differing() == first == ["batch 5", "state 0"]
+
+    def broken() -> None:
+        raise ValueError("a bug of its own")
+
+    # What was compared before says nothing of a call that has begun anew.
+    with pytest.raises(InvalidArgumentError, match="a bug of its own"):
+        upgrade(lane.checkpoint, broken, batches=4)
+    with pytest.raises(InvalidArgumentError, match="not at the point to be promoted"):
+        Trial(f"{lane.checkpoint}-trial").promote(accept=True)

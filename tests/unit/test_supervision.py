@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from statestore.api.schedule import Every
 from statestore.core.clock import ManualClock
 from statestore.core.errors import (
     CorruptionError,
@@ -264,6 +267,10 @@ class RunningQuery:
     def __init__(self) -> None:
         self.is_stopped = False
 
+    @property
+    def isActive(self) -> bool:
+        return not self.is_stopped
+
     def stop(self) -> None:
         self.is_stopped = True
 
@@ -288,3 +295,50 @@ def test_query_does_not_run_on_without_the_savepoints_that_were_asked_for() -> N
 
     assert raised.value.kind == "query-failed"
     assert [query.is_stopped for query in queries] == [True]
+
+
+class BrokenScaling:
+    """Looks at a query, and fails by something that nobody expects."""
+
+    def begin(self, clock: ManualClock) -> BrokenScaling:
+        del clock
+        return self
+
+    def watch(self, query: RunningQuery) -> Callable[[], bool]:
+        del query
+
+        def wait() -> bool:
+            raise RuntimeError("a bug")
+
+        return wait
+
+
+def test_query_is_stopped_when_what_looks_at_it_fails():
+    """Catches a query that runs on after the error that says that it does not."""
+    query = RunningQuery()
+
+    with pytest.raises(QueryFailedError):
+        run(lambda: query, NoRestart(), scale=BrokenScaling(), clock=ManualClock())
+
+    assert query.is_stopped
+
+
+def test_savepoints_go_on_after_an_error_that_nobody_expects(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Catches a thread that ends by it: the query would go on for weeks without savepoints."""
+    every, ended, tried = Every(timedelta(hours=6), "/savepoints"), threading.Event(), []
+
+    def take(_: object) -> None:
+        tried.append(1)
+        if len(tried) == 3:
+            ended.set()
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Every, "retry_ms", 1)
+    monkeypatch.setattr(Every, "due_in_ms", lambda *_: 0)
+    monkeypatch.setattr(Every, "take", lambda _, checkpoint: take(checkpoint))
+    every._take_until(None, ended)  # type: ignore[arg-type]
+
+    assert len(tried) == 3
+    assert "no savepoint was taken, and the query goes on: no space left" in caplog.text

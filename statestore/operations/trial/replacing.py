@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.history import entries_of
 from statestore.checkpoint.layout import history_path
 from statestore.checkpoint.query_log import QueryLog, read_bytes, write_bytes
 from statestore.core.errors import InUseError, InvalidArgumentError, NotFoundError
+from statestore.io.local import temporary_directory
 from statestore.io.storage import is_same_directory
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.committed_version import find_version
@@ -92,7 +92,7 @@ def replace_by_branch(
     io, directory = trial
     history = f"{directory}/{HISTORY}"
     with ExitStack() as stack:
-        there, path = place.open(stack.enter_context(TemporaryDirectory()))
+        there, path = place.open(stack.enter_context(temporary_directory()))
         source = stack.enter_context(open_checkpoint(branch))
         stack.enter_context(exclusive_use(source, PROMOTE))
         if record.state is State.PROMOTING and unfinished_operation(there, path) in _BETWEEN:
@@ -138,7 +138,7 @@ def put_back(
     Guarantee and errors as `replace_by_branch`, the other way round.
     """
     with ExitStack() as stack:
-        there, path = place.open(stack.enter_context(TemporaryDirectory()))
+        there, path = place.open(stack.enter_context(temporary_directory()))
         begun = unfinished_operation(there, path)
         if begun not in _BETWEEN:
             return False
@@ -195,7 +195,7 @@ def _fill(
     with open_checkpoint(of) as source, ExitStack() as stack:
         version = find_version(source)
         metadata = query_metadata(record.query_id or new_query_id(place.ids))
-        there, path = place.open(stack.enter_context(TemporaryDirectory()))
+        there, path = place.open(stack.enter_context(temporary_directory()))
 
         def becomes(_: MadeFiles) -> tuple[str, None]:
             newest = QueryLog(there, path, "offsets").newest()

@@ -298,6 +298,7 @@ private[statestore] final class RecordPages(outside: OffHeapMemory = null) {
     ends(page) = end
     if (page == numPages) numPages += 1
   }
+
   /**
    * Addresses of released records of one size, in blocks. A list through the records themselves
    * would wait for memory once for each record that is taken again.
