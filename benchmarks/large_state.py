@@ -2,23 +2,26 @@
 
     $ python -m benchmarks.large_state [--keys 20000000] [--providers rocksdb-backend,rocksdb]
     $ python -m benchmarks.large_state --off-heap 6 --providers filesystem,rocksdb-changelog
+    $ python -m benchmarks.large_state --keys 100000000 --work DIRECTORY
 
 Every provider has an application of its own (local[2], 2 GiB of heap, 512 MiB for RocksDB; with
 `--off-heap` so many GiB more, this package's for rows, Spark's for RocksDB) and reads the same
 generated files: batches of new keys, then batches that update random ones. A value is a count and
 eleven sums of random numbers, about 100 bytes that do not compress. A line is printed for every
 2,000,000 keys: the median batch since the line before, the resident memory of JVM and engines, and
-the time of the JVM's garbage collection so far.
+the time of the JVM's garbage collection so far. With `--work` the checkpoints stay, for
+`benchmarks.large_restart`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,8 +29,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
 from pyspark.sql.functions import count
 from pyspark.sql.functions import sum as sum_of
+from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.processes import run_for_each
 from benchmarks.sessions import start_session
@@ -66,21 +71,25 @@ def main() -> int:
     parser.add_argument("--keys", type=int, default=20_000_000, help="a multiple of 1,000,000")
     parser.add_argument("--providers", default="rocksdb-backend,rocksdb,rocksdb-changelog")
     parser.add_argument("--off-heap", type=int, default=0, help="GiB outside of the heap")
+    parser.add_argument("--work", type=Path, help="directory where checkpoints are kept")
     parser.add_argument("--application", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.application:
-        run(find_provider(arguments.application), arguments.keys, arguments.off_heap * GIB)
+        provider = bounded(find_provider(arguments.application), arguments.off_heap * GIB)
+        with ExitStack() as stack:
+            work = arguments.work or Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="statestore-large-"))
+            )
+            run(provider, arguments.keys, arguments.off_heap * GIB, work / provider.id)
         return 0
-    sizes = ["--keys", str(arguments.keys), "--off-heap", str(arguments.off_heap)]
-    return run_for_each("large_state", arguments.providers, sizes)
+    options = ["--keys", str(arguments.keys), "--off-heap", str(arguments.off_heap)]
+    if arguments.work:
+        options += ["--work", str(arguments.work.resolve())]
+    return run_for_each("large_state", arguments.providers, options)
 
 
-def run(provider: Provider, num_keys: int, off_heap_bytes: int) -> None:
-    """Run the workload in this process and print its lines.
-
-    Raises:
-        SystemExit: Memory left its bounds.
-    """
+def bounded(provider: Provider, off_heap_bytes: int = 0) -> Provider:
+    """Return the provider with the bounds of its memory as settings."""
     settings = dict(SETTINGS if provider.is_ours else BUILT_IN_SETTINGS)
     if off_heap_bytes and provider.is_ours:
         settings["spark.memory.offHeap.enabled"] = "true"
@@ -89,27 +98,27 @@ def run(provider: Provider, num_keys: int, off_heap_bytes: int) -> None:
     elif off_heap_bytes:
         rocksdb_mib = (ROCKSDB_BYTES + off_heap_bytes) // MIB
         settings[f"{STATE_STORE}.rocksdb.maxMemoryUsageMB"] = str(rocksdb_mib)
-    bounded = Provider(
-        provider.id, provider.title, provider.provider_class,
-        (*provider.conf, *settings.items()), provider.is_ours,
-    )  # fmt: skip
-    work = Path(tempfile.mkdtemp(prefix="statestore-large-"))
-    spark = start_session(bounded)
+    return replace(provider, conf=(*provider.conf, *settings.items()))
+
+
+def run(provider: Provider, num_keys: int, off_heap_bytes: int, work: Path) -> None:
+    """Run the workload in this process and print its lines.
+
+    Args:
+        provider: With its bounds.
+        num_keys: Keys to load.
+        off_heap_bytes: What the JVM may take beside its heap for rows.
+        work: New directory; afterwards holds `checkpoint/`.
+
+    Raises:
+        SystemExit: Memory left its bounds.
+    """
+    folder = work / "input"
+    folder.mkdir(parents=True)
+    spark = start_session(provider)
     jvm: Any = spark._jvm
     pid = jvm.java.lang.ProcessHandle.current().pid()
-    folder = work / "input"
-    folder.mkdir()
-    query = (
-        spark.readStream.schema(", ".join(f"{name} long" for name in ("key", *VALUES)))
-        .option("maxFilesPerTrigger", 1)
-        .parquet(str(folder))
-        .groupBy("key")
-        .agg(count("*"), *map(sum_of, VALUES))
-        .writeStream.format("noop")
-        .outputMode("update")
-        .option("checkpointLocation", str(work / "checkpoint"))
-        .start()
-    )
+    query = start_query(spark, folder, str(work / "checkpoint"))
     peaks = [0, 0]
     times: list[int] = []
     generator = np.random.default_rng(6)
@@ -136,10 +145,24 @@ def run(provider: Provider, num_keys: int, off_heap_bytes: int) -> None:
     finally:
         query.stop()
         spark.stop()
-        shutil.rmtree(work, ignore_errors=True)
     jvm_bound = JVM_BOUND_BYTES + off_heap_bytes
     if provider.is_ours and (peaks[0] > jvm_bound or peaks[1] > ENGINE_BOUND_BYTES):
         raise SystemExit("memory left its bounds")
+
+
+def start_query(spark: SparkSession, folder: Path, checkpoint: str) -> StreamingQuery:
+    """Start the aggregation of the files of a folder, a batch for each."""
+    return (
+        spark.readStream.schema(", ".join(f"{name} long" for name in ("key", *VALUES)))
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(folder))
+        .groupBy("key")
+        .agg(count("*"), *map(sum_of, VALUES))
+        .writeStream.format("noop")
+        .outputMode("update")
+        .option("checkpointLocation", checkpoint)
+        .start()
+    )
 
 
 def write_batch(path: Path, work: Path, keys: Any, generator: np.random.Generator) -> None:

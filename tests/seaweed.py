@@ -11,10 +11,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
+
+import boto3
 
 IS_CHOSEN = os.environ.get("STATESTORE_S3_SERVER") == "seaweedfs"
 KEY = "test"
 """Access key and secret that it takes."""
+REGION = "eu-central-1"
 _READY_TIMEOUT_S = 60.0
 _OF_ONE_HOP = {"connection", "expect", "keep-alive", "transfer-encoding"}
 
@@ -40,11 +44,11 @@ class Seaweed:
         directory: For its files.
     """
 
-    def __init__(self, directory):
+    def __init__(self, directory: Path) -> None:
         identity = directory / "s3.json"
         write_identity(identity, KEY, KEY)
         ports = dict(zip(("master", "volume", "filer", "s3"), _free_ports(4), strict=True))
-        self._port = ports["s3"]
+        self.port = ports["s3"]
         self._process = subprocess.Popen(
             [
                 *(str(find_weed()), "server", "-dir", str(directory), "-ip", "127.0.0.1"),
@@ -64,7 +68,7 @@ class Seaweed:
 
     def _is_ready(self):
         try:
-            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
             connection.request("GET", "/status")
             return connection.getresponse().status == http.HTTPStatus.OK
         except OSError:
@@ -80,7 +84,7 @@ class Seaweed:
             if name.startswith("HTTP_") or (name in ("CONTENT_TYPE", "CONTENT_LENGTH") and value)
         }
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-        connection = http.client.HTTPConnection("127.0.0.1", self._port)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port)
         try:
             kept = {name: value for name, value in headers.items() if name not in _OF_ONE_HOP}
             connection.request(environ["REQUEST_METHOD"], environ["RAW_URI"], body, kept)
@@ -94,7 +98,22 @@ class Seaweed:
         finally:
             connection.close()
 
-    def stop(self):
+    @property
+    def endpoint(self) -> str:
+        """Its URL."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self) -> Any:
+        """Return a client that may do everything there."""
+        return boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            region_name=REGION,
+            aws_access_key_id=KEY,
+            aws_secret_access_key=KEY,
+        )
+
+    def stop(self) -> None:
         """End it."""
         self._process.kill()
         self._process.wait()
