@@ -2,7 +2,7 @@
 
 `configure` puts the state of a PySpark program's queries into the state store; `run` supervises a
 query with a restart strategy, and `listen` tells a program which versions are committed.
-`upgrade` tries new code on real state. `Checkpoint` and `Savepoint` are what is seen and done of a
+`try_job` tries new code on real state. `Checkpoint` and `Savepoint` are what is seen and done of a
 query's state: read, verified, rescaled, copied, without Spark. Everything else is for the shim, the
 command line and tests. Names resolve on first use, so that importing the package costs nothing.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from statestore.api.sql_rows import SqlRows
     from statestore.api.stopping import stop_with_savepoint
     from statestore.api.trial import Trial
-    from statestore.api.upgrade import upgrade
+    from statestore.api.try_job import try_job
     from statestore.api.writing import write_savepoint
     from statestore.core.errors import QueryFailedError, StateStoreError
     from statestore.core.restart_strategies import (
@@ -69,7 +69,7 @@ __all__ = [
     "listen",
     "run",
     "stop_with_savepoint",
-    "upgrade",
+    "try_job",
     "write_savepoint",
 ]
 
@@ -98,7 +98,7 @@ _HOMES = {
     "QueryFailedError": "statestore.core.errors",
     "stop_with_savepoint": "statestore.api.stopping",
     "Trial": "statestore.api.trial",
-    "upgrade": "statestore.api.upgrade",
+    "try_job": "statestore.api.try_job",
     "write_savepoint": "statestore.api.writing",
     "StateStoreError": "statestore.core.errors",
 }

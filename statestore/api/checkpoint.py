@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from statestore.operations.upkeep.retained_savepoints import RetainedSavepoints
     from statestore.operations.upkeep.survey import CheckpointInfo
     from statestore.operations.upkeep.verification import Verification
-    from statestore.operations.writing.edit import Edit
+    from statestore.operations.writing.edit_result import Edit
     from statestore.report.facts import Facts
     from statestore.store.store import Backend, Store
 
@@ -875,7 +875,7 @@ class Checkpoint(Directory):
 
         Raises:
             InvalidArgumentError: The destination has files (kind checkpoint-exists); there is no
-                such form; or the form is native and the state is in a driver's memory.
+                such form; or the form is native and the state is in checkpoint memory.
             NotFoundError: The version is being expired faster than it is copied.
         """
         to = self._beside(destination).place
@@ -952,7 +952,7 @@ class Checkpoint(Directory):
 
         Raises:
             InvalidArgumentError: The new checkpoint has files (kind checkpoint-exists), or the
-                state is in a driver's memory.
+                state is in checkpoint memory.
         """
         to = self._beside(new)
         with self._reach.checkpoint() as checkpoint:

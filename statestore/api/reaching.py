@@ -15,9 +15,9 @@ from statestore.io.local import temporary_directory
 from statestore.io.place import Place
 from statestore.io.storage import absolute_uri
 from statestore.operations.checkpoint import find_checkpoints, open_checkpoint
+from statestore.spark.checkpoint_memory import checkpoint_memory
 from statestore.spark.connect import require_driver
 from statestore.spark.driver_files import DriverFiles
-from statestore.spark.driver_memory import driver_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -95,14 +95,14 @@ class Reach:
 
     @contextmanager
     def opened(self) -> Iterator[Place]:
-        """Yield the place with the driver's memory, which is let go of at the end of the block.
+        """Yield the place with checkpoint memory, which is let go of at the end of the block.
 
         It is asked for when something needs it.
         """
         with ExitStack() as stack:
             place = self.place
             if (spark := self.spark) is not None:
-                memory = cache(lambda: stack.enter_context(driver_memory(spark)))
+                memory = cache(lambda: stack.enter_context(checkpoint_memory(spark)))
                 place = replace(place, memory=memory)
             yield place
 

@@ -1,4 +1,4 @@
-"""Trial: new code on a branch of a checkpoint, as `upgrade` made it; it is promoted or dropped."""
+"""Trial: new code on a branch of a checkpoint, as `try_job` made it; it is promoted or dropped."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@
   <version>.<partition>.ref                    a rescale made that version of that state partition
                                                of files here
   <version>.<id>.pin                           an operation copies that version
-  heap-backend                                 alone: the state is in the driver's memory
+  heap-backend                                 alone: the state is in checkpoint memory
 
 The body is how rows are kept: `arrows`, an Arrow stream (heap, filesystem), or `sst` (rocksdb).
 """

@@ -207,7 +207,7 @@ def doctor(
         click.echo(f"state backend {backend}, of {path}", err=True)
     if backend in IN_DRIVER_MEMORY and storage:
         raise click.UsageError(
-            f"--backend {backend} keeps state in the driver's memory: no --storage"
+            f"--backend {backend} keeps state in checkpoint memory: no --storage"
         )
     if storage is None and backend not in IN_DRIVER_MEMORY:
         storage = tempfile.gettempdir()

@@ -99,9 +99,9 @@ def try_command(
       statestore try /data/checkpoint new_job.py --page trial.html -- --topic orders
       statestore try /data/checkpoint new_job.py --against old_job.py --ignore largest
     """  # noqa: D301
-    from statestore.api.upgrade import upgrade
+    from statestore.api.try_job import try_job
 
-    it = upgrade(
+    it = try_job(
         directory,
         job,
         arguments=arguments,

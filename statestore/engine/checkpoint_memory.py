@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 
 from statestore.engine.process import Handshake, run_process
-from statestore.io.driver_memory import DriverMemoryServer
+from statestore.io.checkpoint_memory import DriverMemoryServer
 from statestore.io.memory import MemoryFileIO
 
 _servers: list[DriverMemoryServer] = []

@@ -17,7 +17,7 @@ from statestore.core.errors import IncompatibleError, InvalidArgumentError, Prot
 from statestore.core.ids import is_checkpoint_id
 from statestore.core.json_fields import Fields, MalformedError
 from statestore.core.options import StateStoreOptions
-from statestore.io.driver_memory_address import DriverMemoryAddress
+from statestore.io.checkpoint_memory_address import DriverMemoryAddress
 
 T = TypeVar("T", int, str, bool, dict[str, Any], list[Any])
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from statestore.core.clock import Clock
     from statestore.core.options import StateStoreOptions
     from statestore.engine.requests import Request
-    from statestore.io.driver_memory_address import DriverMemoryAddress
+    from statestore.io.checkpoint_memory_address import DriverMemoryAddress
     from statestore.io.file_io import FileIO
     from statestore.io.hadoop import HadoopFiles
 
@@ -187,7 +187,7 @@ class Storages:
     def _locate_in_memory(self, request: Request, home: StoreLocation) -> StoreLocation:
         """Return the location, in the driver's memory, of the store with this home."""
         # Imported here because no other backend needs it.
-        from statestore.io.driver_memory import DriverMemoryFileIO
+        from statestore.io.checkpoint_memory import DriverMemoryFileIO
 
         address = request.memory()
         if address is None:

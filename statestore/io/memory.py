@@ -1,4 +1,4 @@
-"""Storage in memory that behaves like an object store: for the driver's memory, and tests."""
+"""Storage in memory that behaves like an object store: for checkpoint memory, and tests."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Place:
     Attributes:
         uri: A path or a URI, as the caller named it.
         options: Options of the query, for its storage (`s3.*`) and the form of files.
-        memory: Returns the driver's memory, which has the checkpoints of the heap backend; None
+        memory: Returns checkpoint memory, which has the checkpoints of the heap backend; None
             where it cannot be reached.
         io: Storage of `uri`, which is then a path of it; None for the storage that the URI names.
         ids: Source of IDs.

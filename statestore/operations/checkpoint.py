@@ -215,7 +215,7 @@ class OpenCheckpoint(QueryLogs):
 
     @cached_property
     def memory(self) -> FileIO | None:
-        """The driver's memory for the heap backend, None where it cannot be reached."""
+        """Checkpoint memory for the heap backend, None where it cannot be reached."""
         return None if self.place.memory is None else self.place.memory()
 
     @property
@@ -356,7 +356,7 @@ class OpenCheckpoint(QueryLogs):
         """Return where the files of a store are.
 
         Raises:
-            NotFoundError: They are in the driver's memory, which cannot be reached from here (kind
+            NotFoundError: They are in checkpoint memory, which cannot be reached from here (kind
                 driver-lost).
         """
         if self.backend not in IN_DRIVER_MEMORY:

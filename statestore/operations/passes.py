@@ -72,7 +72,7 @@ class NewState:
         backend: Its state backend.
         num_partitions: Number of its state partitions.
         checkpoint_format: 1 or 2.
-        memory: The driver's memory where its state files are there, of the heap backend.
+        memory: Checkpoint memory where its state files are there, of the heap backend.
         place: The directory as it is reached from any process.
         state_uri: URI of the state files' storage, where that is another one; else empty.
         work: Means to write state.

@@ -14,8 +14,8 @@ from statestore.io.place import Place
 from statestore.io.storage import scheme_of
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.rescale.rescale import rescale
+from statestore.spark.checkpoint_memory import checkpoint_memory
 from statestore.spark.driver_files import DriverFiles
-from statestore.spark.driver_memory import driver_memory
 from statestore.spark.failures import chain_of
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def rescale_as_asked(error: BaseException) -> bool:
     session = SparkSession.active()  # or the default one, in a thread that has none
     with ExitStack() as stack:
         stack.enter_context(use(DriverFiles(lambda: session)))
-        memory = cache(lambda: stack.enter_context(driver_memory(session)))
+        memory = cache(lambda: stack.enter_context(checkpoint_memory(session)))
         if scheme_of(directory) == "file":  # Hadoop's URI, which is not encoded
             directory = resolve_local_path(directory, is_encoded=False)
         place = Place(directory, _options(session), memory=memory)

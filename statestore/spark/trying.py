@@ -386,7 +386,7 @@ def _writers_of_connect() -> list[type]:
 def _refuse_connect(writer: Any, *_: Any, **__: Any) -> None:
     require_driver(
         writer._session,  # noqa: SLF001
-        "upgrade",
+        "try_job",
         "have the job make its session without remote() and SPARK_REMOTE while it is tried",
     )
 

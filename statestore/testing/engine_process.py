@@ -9,7 +9,7 @@ from pathlib import Path
 from statestore.core.version import __version__
 from statestore.engine import PROTOCOL_VERSION, client
 from statestore.engine.client import EngineGoneError, EngineRefusedError
-from statestore.io.driver_memory_address import DriverMemoryAddress
+from statestore.io.checkpoint_memory_address import DriverMemoryAddress
 
 __all__ = [
     "TOKEN",

@@ -260,7 +260,7 @@ def _on_command_line(call: Call) -> tuple[Ending, str, str, Any]:
 
 
 def _in_python(call: Call) -> tuple[Ending, str, str, Any]:
-    from statestore import Checkpoint, Savepoint, StateStoreError, upgrade, write_savepoint
+    from statestore import Checkpoint, Savepoint, StateStoreError, try_job, write_savepoint
 
     made: Any = Savepoint if call.is_savepoint else Checkpoint
     try:
@@ -268,8 +268,8 @@ def _in_python(call: Call) -> tuple[Ending, str, str, Any]:
         value: Any
         if call.method == "write_savepoint":
             value = write_savepoint(*call.arguments, like=directory, **call.keywords)
-        elif call.method == "upgrade":
-            value = upgrade(directory, *call.arguments, **call.keywords).result
+        elif call.method == "try_job":
+            value = try_job(directory, *call.arguments, **call.keywords).result
         else:
             of, _, method = call.method.rpartition(".")
             if of:

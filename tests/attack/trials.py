@@ -69,7 +69,7 @@ def try_code(world: World, rng: Generator) -> Step | None:
     job, asked = (path.with_name(f"{path.name}-{name}") for name in ("job.py", "asked"))
     job.write_text(f"# {loses}")
     call = Call(
-        directory=str(directory.path), method="upgrade", arguments=(str(job),), options=LEASE,
+        directory=str(directory.path), method="try_job", arguments=(str(job),), options=LEASE,
         keywords={
             "trial": str(path), "batches": batches,
             "submit": [sys.executable, "-c", _ASK, str(asked)],

@@ -16,7 +16,7 @@ from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.reading.read import read_batches
 from statestore.operations.states import rows_at
 from statestore.operations.upkeep.verify import verify
-from statestore.spark.driver_memory import driver_memory
+from statestore.spark.checkpoint_memory import checkpoint_memory
 from tests.seams import place_of
 
 from .lane import ORPHAN_AGE_MS
@@ -60,7 +60,7 @@ def inspect(spark: SparkSession, directory: Path, spec: LaneSpec) -> dict[str, A
     with ExitStack() as stack:
         memory = None
         if spec.backend == "heap":
-            memory = stack.enter_context(driver_memory(spark))
+            memory = stack.enter_context(checkpoint_memory(spark))
         checkpoint = stack.enter_context(
             open_checkpoint(place_of(directory, options=spec.options(), memory=lambda: memory))
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from statestore import Checkpoint, Trial, upgrade
+from statestore import Checkpoint, Trial, try_job
 from statestore.cli.commands import cli
 from statestore.core.errors import InvalidArgumentError
 from statestore.io.local import LocalFileIO
@@ -148,6 +148,6 @@ def test_trial_of_another_checkpoint_is_left_as_it_is(
         raise AssertionError("the job was run")
 
     with pytest.raises(InvalidArgumentError, match="another checkpoint"):
-        upgrade(other, never, trial=trial.uri)
+        try_job(other, never, trial=trial.uri)
 
     assert files_below(trial.uri) == before

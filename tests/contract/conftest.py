@@ -9,7 +9,7 @@ from statestore.codec.sealed_file import SealedFile
 from statestore.core.clock import ManualClock
 from statestore.core.ids import RandomIds
 from statestore.core.options import StateStoreOptions
-from statestore.io.driver_memory import DriverMemoryFileIO
+from statestore.io.checkpoint_memory import DriverMemoryFileIO
 from statestore.io.file_io import FileIO
 from statestore.io.local import LocalFileIO
 from statestore.io.memory import MemoryFileIO

@@ -12,7 +12,7 @@ from statestore.codec.references import StoreName
 from statestore.core.clock import SystemClock
 from statestore.core.errors import StorageError
 from statestore.core.options import StateStoreOptions
-from statestore.io.driver_memory import DriverMemoryFileIO
+from statestore.io.checkpoint_memory import DriverMemoryFileIO
 from statestore.io.local import LocalFileIO
 from statestore.io.memory import MemoryFileIO
 from statestore.io.s3 import S3FileIO

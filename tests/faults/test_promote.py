@@ -12,7 +12,7 @@ from itertools import count
 
 import pytest
 
-from statestore import Checkpoint, Savepoint, Trial, upgrade
+from statestore import Checkpoint, Savepoint, Trial, try_job
 from statestore.checkpoint.layout import lease_directory
 from statestore.core.errors import (
     FencedError,
@@ -126,7 +126,7 @@ def _on_dying_disk(lives):
 def _begin_and_die(world, lives):
     _on_dying_disk(lives)
     with suppress(InvalidArgumentError):
-        upgrade(world.root / "checkpoint", world.root / "job.py", trial=world.root / "new")
+        try_job(world.root / "checkpoint", world.root / "job.py", trial=world.root / "new")
 
 
 def _drop_and_die(world, lives):
@@ -289,7 +289,7 @@ def test_trial_that_is_killed_while_it_begins_or_goes_is_begun_or_gone(made, tmp
             assert world.stands == old
             if target == _begin_and_die:
                 with pytest.raises(InvalidArgumentError, match="starts no query"):
-                    upgrade(world.root / "checkpoint", world.root / "job.py", trial=trial)
+                    try_job(world.root / "checkpoint", world.root / "job.py", trial=trial)
                 it = Trial(trial)
                 assert it.result.state == "branched"
                 assert it.checkpoint.verify(deep=True).findings == ()
@@ -349,7 +349,7 @@ def _end(world, trial, *, is_drop):
     if is_drop:
         trial.drop()
     else:
-        upgrade(world.root / "checkpoint", world.root / "job.py", trial=trial.uri)
+        try_job(world.root / "checkpoint", world.root / "job.py", trial=trial.uri)
 
 
 def test_trial_that_is_promoted_is_not_dropped_or_begun_anew_meanwhile(made, tmp_path, monkeypatch):
@@ -456,7 +456,7 @@ def test_nothing_is_put_into_a_bucket_of_a_like_name(made, checkpoint):
     """Catches state that goes to somebody else's bucket, for a name that was made up."""
     original, _, _ = made
     with pytest.raises(InvalidArgumentError, match="no place beside"):
-        upgrade(checkpoint, original / "job.py")
+        try_job(checkpoint, original / "job.py")
 
     io, directory = LocalFileIO(), str(original / "trial")
     write_record(io, directory, read_record(io, directory), checkpoint=checkpoint)

@@ -18,7 +18,7 @@ from statestore.core.errors import InvalidArgumentError
 from statestore.core.text import format_count
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.upkeep import expired
+from statestore.operations.upkeep import what_expired
 from statestore.operations.upkeep.verify import verify
 from statestore.testing.checkpoints import read_checkpoint
 from tests.checkpoints import OPTIONS, files_below, make_query, query_of, read_rows
@@ -339,7 +339,7 @@ def test_file_is_let_go_when_later_deltas_are_all_there_is(lost, left, is_let_go
     version, _, kind = lost.replace("_x", "").partition(".")
     ref = FileRef(lost, kind, int(version), None, "", 1, 1)
 
-    assert expired.is_let_go(ref, names) == is_let_go
+    assert what_expired.is_let_go(ref, names) == is_let_go
 
 
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])

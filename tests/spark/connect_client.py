@@ -141,8 +141,8 @@ def use_helpers(root: Path, url: str, backend: str) -> dict[str, Any]:
     query.processAllAvailable()
     query.stop()
     # Else it would go on with the checkpoint itself.
-    refused["upgrade"] = _refusal(
-        lambda: statestore.upgrade(checkpoint, lane.start, trial=root / "trial")
+    refused["try_job"] = _refusal(
+        lambda: statestore.try_job(checkpoint, lane.start, trial=root / "trial")
     )
     refused["convert"] = _refusal(lambda: Checkpoint(checkpoint).convert(new, "spark-rocksdb"))
     lane.made.stop()

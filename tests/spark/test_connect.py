@@ -27,7 +27,7 @@ ADVICE = {
     "listen": "statestore list",
     "stop_with_savepoint": "Checkpoint.savepoint",
     "Checkpoint": "leave the session out",
-    "upgrade": "without remote()",
+    "try_job": "without remote()",
     "convert": "statestore convert",
 }
 

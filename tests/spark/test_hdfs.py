@@ -16,7 +16,7 @@ from statestore import (
     Checkpoint,
     Savepoint,
     stop_with_savepoint,
-    upgrade,
+    try_job,
 )
 from statestore.core.errors import InUseError, InvalidArgumentError, NotFoundError
 from statestore.core.providers import PROVIDERS
@@ -215,9 +215,9 @@ def test_new_code_is_tried_promoted_and_dropped(make_hdfs_lane: MakeLane) -> Non
         each.run(*first)
     uri = str(lane.checkpoint)
 
-    dropped = upgrade(uri, lane.start, batches=1, trial=f"{uri}-dropped")
+    dropped = try_job(uri, lane.start, batches=1, trial=f"{uri}-dropped")
     dropped.drop()
-    trial = upgrade(uri, lane.start, against=lane.start, batches=2)
+    trial = try_job(uri, lane.start, against=lane.start, batches=2)
     assert trial.is_same, str(trial)
     assert [one.of for one in trial.result.compared] == ["batch 1", "batch 2", "state 0"]
     promoted = trial.promote()

@@ -19,8 +19,8 @@ from statestore.checkpoint.load import load_files
 from statestore.checkpoint.trailers import read_delta_trailer
 from statestore.codec.references import StoreName
 from statestore.core.errors import NotFoundError
-from statestore.io.driver_memory import DriverMemoryFileIO
-from statestore.io.driver_memory_address import DriverMemoryAddress
+from statestore.io.checkpoint_memory import DriverMemoryFileIO
+from statestore.io.checkpoint_memory_address import DriverMemoryAddress
 from statestore.store.table import Table
 
 from .conftest import EXTENDED, MakeLane
@@ -200,7 +200,7 @@ def test_sql_reads_what_the_memory_has(make_lane: MakeLane) -> None:
 def test_rows_equal_built_in_when_an_executor_is_killed(
     start_job: Callable[..., Job], make_lane: MakeLane
 ) -> None:
-    """Catches state that is with an executor, executors that do not find the driver's memory, and
+    """Catches state that is with an executor, executors that do not find checkpoint memory, and
     a token that others can read.
     """
     job = start_job("heap_cluster")

@@ -21,7 +21,7 @@ from pyspark.sql import functions as sf
 import statestore
 from examples.wikipedia_edits.broker import prepare
 from examples.wikipedia_edits.topics import KAFKA
-from statestore import Between, Checkpoint, NoRestart, upgrade
+from statestore import Between, Checkpoint, NoRestart, try_job
 from statestore.api.scaling import load_of
 from statestore.core.clock import ManualClock
 from statestore.operations.upkeep.query_info import InputRates, QueryInfo
@@ -160,9 +160,9 @@ def test_code_is_tried_from_kafka_to_kafka_and_promoted(
     run()
     before = lane.rows()
 
-    wrong = upgrade(lane.checkpoint, lambda: job(2), against=lambda: job(1), batches=3)
+    wrong = try_job(lane.checkpoint, lambda: job(2), against=lambda: job(1), batches=3)
     assert not wrong.is_same
-    right = upgrade(lane.checkpoint, lambda: job(1), against=lambda: job(1), batches=3)
+    right = try_job(lane.checkpoint, lambda: job(1), against=lambda: job(1), batches=3)
     assert right.is_same, str(right)
     assert right.result.version - right.result.first_version == 3
     assert lane.rows() == before

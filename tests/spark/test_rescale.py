@@ -17,7 +17,7 @@ from statestore.codec.partition_key import compute_key_groups
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.states import read_rows
 from statestore.operations.upkeep.verify import verify
-from statestore.spark.driver_memory import driver_memory
+from statestore.spark.checkpoint_memory import checkpoint_memory
 from tests.seams import at, place_of
 
 from .conftest import EXTENDED, PROVIDER, MakeLane, RunReference
@@ -65,7 +65,7 @@ def _cases() -> list[Any]:
 
 
 def _memory(spark: SparkSession, provider: str) -> AbstractContextManager[Any]:
-    return driver_memory(spark) if provider == HEAP else nullcontext()
+    return checkpoint_memory(spark) if provider == HEAP else nullcontext()
 
 
 def _rescale(lane: Lane, provider: str, *numbers: int) -> None:

@@ -261,7 +261,7 @@ def test_query_refuses_what_is_not_a_whole_checkpoint(make_lane: MakeLane) -> No
 def test_heap_query_leaves_its_driver_with_a_savepoint(
     spark: SparkSession, make_lane: MakeLane
 ) -> None:
-    """Catches state on the heap that cannot be brought out, or into a driver's memory from what
+    """Catches state on the heap that cannot be brought out, or into checkpoint memory from what
     any state backend has.
     """
     never_interrupted, lane = make_lane(COUNTS), make_lane(COUNTS, HEAP)

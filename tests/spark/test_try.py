@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from statestore import Checkpoint, Savepoint, Trial, run, upgrade
+from statestore import Checkpoint, Savepoint, Trial, run, try_job
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.reading.diff import DiffCounts
 from statestore.spark.trying import Repeat, run_job
@@ -54,7 +54,7 @@ def test_planted_bug_is_refused_with_the_rows_that_differ(tried: Tried, tmp_path
     def both(build: Callable[[DataFrame], DataFrame]) -> Callable[[], Any]:
         return lambda: tried.job(build)()
 
-    trial = upgrade(tried.checkpoint, both(counted_wrongly), against=both(counted), batches=2)
+    trial = try_job(tried.checkpoint, both(counted_wrongly), against=both(counted), batches=2)
 
     assert not trial.is_same
     by_name = {one.of: one for one in trial.result.compared}
@@ -81,7 +81,7 @@ def test_planted_bug_is_refused_with_the_rows_that_differ(tried: Tried, tmp_path
 @pytest.mark.few(1)
 def test_same_result_by_other_code_is_promoted_and_goes_on(tried: Tried) -> None:
     """Catches a row that is counted twice or lost by the change, and an old that is lost."""
-    trial = upgrade(tried.checkpoint, tried.job(counted_otherwise), batches=3)
+    trial = try_job(tried.checkpoint, tried.job(counted_otherwise), batches=3)
 
     assert trial.is_same, str(trial)
     assert (trial.result.first_version, trial.result.version) == (3, 6)
@@ -103,7 +103,7 @@ def test_supervised_query_is_tried_and_not_restarted(tried: Tried) -> None:
     """Catches a trial that a restart strategy takes for a failure."""
     job = tried.job(counted)
 
-    trial = upgrade(tried.checkpoint, lambda: run(job), batches=1)
+    trial = try_job(tried.checkpoint, lambda: run(job), batches=1)
 
     assert trial.is_same
     assert trial.result.first_version == 5
@@ -113,12 +113,12 @@ def test_supervised_query_is_tried_and_not_restarted(tried: Tried) -> None:
 def test_query_that_ran_on_is_caught_up_before_it_is_promoted(tried: Tried) -> None:
     """Catches a promote that takes batches back which the sink has."""
     script = tried.job(counted)
-    trial = upgrade(tried.checkpoint, script, batches=2)
+    trial = try_job(tried.checkpoint, script, batches=2)
     tried.run(*files(6, 1))
 
     with pytest.raises(InvalidArgumentError, match="gone on since"):
         trial.promote()
-    again = upgrade(tried.checkpoint, script, batches=2)
+    again = try_job(tried.checkpoint, script, batches=2)
     assert again.is_same
     again.promote()
 
@@ -156,7 +156,7 @@ def test_only_batches_whose_files_are_known_are_repeated(tried: Tried, more: int
     """Catches a batch that reads nothing, since the source's log no longer tells its files."""
     tried.run(*files(6, more))
 
-    trial = upgrade(tried.checkpoint, tried.job(counted), batches=6)
+    trial = try_job(tried.checkpoint, tried.job(counted), batches=6)
 
     assert trial.is_same, str(trial)
     assert trial.result.version == 6 + more
@@ -168,18 +168,18 @@ def test_one_more_aggregate_begins_with_state_that_is_transformed(tried: Tried) 
     """Catches a change of the schema that is refused, or whose other columns are not compared."""
     job = tried.job(counted_more)
     with pytest.raises(InvalidArgumentError, match=r"new_schema=.*max.* To fix: .*--sql NAME="):
-        upgrade(tried.checkpoint, job, batches=2)
+        try_job(tried.checkpoint, job, batches=2)
     more = "SELECT key, {'count': value.count, 'sum': value.sum, 'max': NULL::BIGINT} AS value"
     rows = {0: f"{more} FROM state"}
 
     old = tried_again(tried, counted, counted_more)
-    different = upgrade(tried.checkpoint, job, against=old, rows=rows, batches=2)
+    different = try_job(tried.checkpoint, job, against=old, rows=rows, batches=2)
 
     assert not different.is_same
     by_name = {one.of: one for one in different.result.compared}
     assert by_name["batch 4"].columns == ("largest: only the new has it",)
     assert by_name["state 0"].columns == ("value.max: only the new has it",)
-    trial = upgrade(
+    trial = try_job(
         tried.checkpoint,
         job,
         against=old,
@@ -219,7 +219,7 @@ def test_same_code_of_every_operator_is_equal_and_goes_on(
         lane.run(*batches)
         if number == len(query.plan) - 1 or Checkpoint(lane.checkpoint).info.newest_version < 2:
             continue
-        trial = upgrade(lane.checkpoint, lane.start, against=lane.start, batches=2)
+        trial = try_job(lane.checkpoint, lane.start, against=lane.start, batches=2)
         assert trial.is_same, str(trial)
         trial.promote()
         num_promoted += 1
@@ -269,14 +269,14 @@ def test_rows_in_the_file_sink_are_compared_and_it_goes_on(
     lane.run(*of_new_keys(0, 7))
     before = lane.rows
 
-    bad = upgrade(lane.checkpoint, lane.job(first_of_some), batches=4)
+    bad = try_job(lane.checkpoint, lane.job(first_of_some), batches=4)
 
     by_name = {one.of: one for one in bad.result.compared}
     assert by_name.keys() == {*(f"batch {batch}" for batch in range(3, 7)), "state 0"}
     assert [name for name, one in by_name.items() if not one.is_same] == ["batch 5", "state 0"]
     assert by_name["batch 5"].rows == ({"change": "removed", "old": {"key": "k5", "value": 5}},)
     assert not any(one.why for one in by_name.values())
-    good = upgrade(lane.checkpoint, lane.job(first_otherwise), batches=4)
+    good = try_job(lane.checkpoint, lane.job(first_otherwise), batches=4)
     assert good.is_same, str(good)
     assert lane.rows == before
     page = tmp_path / "page.html"
@@ -294,10 +294,10 @@ def test_old_rows_that_were_not_kept_whole_are_kept_again(
     """Catches a trial that was killed while it kept the old rows, and then calls all equal."""
     lane = FileSunk(spark, tmp_path / "query")
     lane.run(*of_new_keys(0, 7))
-    monkeypatch.setattr("statestore.api.upgrade._Side.mark", lambda _: ["the same script"])
+    monkeypatch.setattr("statestore.api.try_job._Side.mark", lambda _: ["the same script"])
 
     def differing() -> list[str]:
-        tried = upgrade(lane.checkpoint, lane.job(first_of_some), batches=4)
+        tried = try_job(lane.checkpoint, lane.job(first_of_some), batches=4)
         assert not any(one.why for one in tried.result.compared)
         return [one.of for one in tried.result.compared if not one.is_same]
 
@@ -314,6 +314,6 @@ def test_old_rows_that_were_not_kept_whole_are_kept_again(
 
     # What was compared before says nothing of a call that has begun anew.
     with pytest.raises(InvalidArgumentError, match="a bug of its own"):
-        upgrade(lane.checkpoint, broken, batches=4)
+        try_job(lane.checkpoint, broken, batches=4)
     with pytest.raises(InvalidArgumentError, match="not at the point to be promoted"):
         Trial(f"{lane.checkpoint}-trial").promote(accept=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore import Checkpoint, upgrade
+from statestore import Checkpoint, try_job
 from statestore.core.errors import InvalidArgumentError
 
 from .conftest import EXTENDED
@@ -89,7 +89,7 @@ class History:
         while first > max(self.version - wanted, self.oldest) and first - 1 in self.read:
             first -= 1
         call = partial(
-            upgrade,
+            try_job,
             self.tried.checkpoint,
             self.job(factor),
             against=self.job(self.factor),

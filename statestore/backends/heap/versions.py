@@ -20,7 +20,7 @@ from statestore.checkpoint.trailers import other_provider_error, read_trailer
 from statestore.core.errors import NotFoundError, StorageError
 from statestore.core.key_groups import resolve_max_parallelism
 from statestore.core.providers import PROVIDERS
-from statestore.io.driver_memory import TO_FIX_LOSS
+from statestore.io.checkpoint_memory import TO_FIX_LOSS
 
 if TYPE_CHECKING:
     from statestore.checkpoint.commit import NewVersion

@@ -53,7 +53,7 @@ def files_of_operator(checkpoint: OpenCheckpoint, operator: int) -> list[StoreFi
 
     Raises:
         InvalidArgumentError: There is no such operator.
-        IncompatibleError: The state is in a driver's memory, or of another provider.
+        IncompatibleError: The state is in checkpoint memory, or of another provider.
         StorageError: The storage failed.
     """
     if checkpoint.backend in IN_DRIVER_MEMORY:

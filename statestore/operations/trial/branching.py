@@ -36,7 +36,7 @@ def check_triable(checkpoint: OpenCheckpoint) -> None:
         raise IncompatibleError(
             "new code is tried on a checkpoint that has its state in it",
             checkpoint=checkpoint.uri,
-            state="in the driver's memory" if is_in_memory else checkpoint.state_root,
+            state="in checkpoint memory" if is_in_memory else checkpoint.state_root,
             to_fix="restore a savepoint of it to a checkpoint that has, and try the code on that",
         )
 

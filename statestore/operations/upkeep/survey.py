@@ -1,4 +1,4 @@
-"""Listing: which versions a checkpoint has, what each is made of and what it cost.
+"""Survey: which versions a checkpoint has, what each is made of and what it cost.
 
 From Spark's logs, the trailers and one listing a store directory; no row is read.
 """
@@ -31,8 +31,8 @@ from statestore.operations.metadata_file import BranchOrigin, read_branch_origin
 from statestore.operations.savepoint.savepoint import SavepointInfo, savepoint_in
 from statestore.operations.states import find_states
 from statestore.operations.store_state import VersionKind
-from statestore.operations.upkeep.expired import is_damage, is_expiry, is_let_go
 from statestore.operations.upkeep.query_info import InputPosition, find_position
+from statestore.operations.upkeep.what_expired import is_damage, is_expiry, is_let_go
 from statestore.spark_files import files as spark_files
 
 if TYPE_CHECKING:

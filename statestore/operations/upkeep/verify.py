@@ -51,13 +51,13 @@ from statestore.operations.result import no_progress
 from statestore.operations.savepoint.savepoint import savepoint_in
 from statestore.operations.source_logs import SOURCES, check_sources
 from statestore.operations.states import check_committed, most_rows, state_of
-from statestore.operations.upkeep.expired import (
+from statestore.operations.upkeep.verification import Finding, Verification
+from statestore.operations.upkeep.what_expired import (
     ABOUT_THE_READER,
     DAMAGE,
     is_expiry,
     is_let_go,
 )
-from statestore.operations.upkeep.verification import Finding, Verification
 from statestore.spark_files.schemas import read_schemas
 
 if TYPE_CHECKING:

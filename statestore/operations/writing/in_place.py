@@ -16,7 +16,7 @@ from statestore.operations.full_state import MAX_STATES_AT_ONCE
 from statestore.operations.result import no_progress
 from statestore.operations.step import step
 from statestore.operations.writing.changes import changes_of, write_changes
-from statestore.operations.writing.edit import Edit
+from statestore.operations.writing.edit_result import Edit
 
 if TYPE_CHECKING:
     from statestore.backends.form import Work

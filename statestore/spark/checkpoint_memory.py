@@ -1,4 +1,4 @@
-"""The driver's memory, where checkpoints of the heap backend are, for programs of the driver."""
+"""Checkpoint memory, where checkpoints of the heap backend are, for programs of the driver."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from statestore.core.options import StateStoreOptions
-from statestore.io.driver_memory import DriverMemoryFileIO
-from statestore.io.driver_memory_address import DriverMemoryAddress
+from statestore.io.checkpoint_memory import DriverMemoryFileIO
+from statestore.io.checkpoint_memory_address import DriverMemoryAddress
 from statestore.spark.connect import require_driver
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def driver_memory(spark: SparkSession) -> Iterator[FileIO]:
+def checkpoint_memory(spark: SparkSession) -> Iterator[FileIO]:
     """Open the memory that holds the heap backend's checkpoints, while its application runs.
 
     Args:
@@ -37,7 +37,7 @@ def driver_memory(spark: SparkSession) -> Iterator[FileIO]:
     """
     require_driver(
         spark,
-        "driver_memory",
+        "checkpoint_memory",
         "read state with spark.read.format('statestore'), or call it in the driver's own Python "
         "process",
     )

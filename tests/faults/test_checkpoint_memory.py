@@ -1,4 +1,4 @@
-"""The driver's memory as storage: what is lost with it, and that nothing else is taken for lost."""
+"""Checkpoint memory as storage: what is lost with it, and that nothing else is taken for lost."""
 
 import json
 import os
@@ -13,8 +13,8 @@ from pyarrow import flight
 from statestore.codec.rows import PUT, Row
 from statestore.core.errors import FencedError, NotFoundError, StorageError
 from statestore.engine.service import EngineService
-from statestore.io.driver_memory import SLICE_BYTES, DriverMemoryFileIO
-from statestore.io.driver_memory_address import DriverMemoryAddress
+from statestore.io.checkpoint_memory import SLICE_BYTES, DriverMemoryFileIO
+from statestore.io.checkpoint_memory_address import DriverMemoryAddress
 from statestore.testing.deltas import write_stream
 from statestore.testing.engine_process import CheckpointMemory
 

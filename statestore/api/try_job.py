@@ -1,4 +1,4 @@
-"""upgrade: tries new code on real state: a branch, the same input, a comparison."""
+"""try_job: tries new code on real state: a branch, the same input, a comparison."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 BATCHES = 5
 
 
-def upgrade(
+def try_job(
     checkpoint: DirectoryLike,
     job: Job,
     *,
@@ -100,7 +100,7 @@ def upgrade(
             trial-failed); no batch can be repeated; a promote was begun (kind
             unfinished-operation); something else is in the directory of the trial, or a trial of
             another checkpoint (kind checkpoint-exists); or a column to be ignored is nowhere.
-        IncompatibleError: The state is in a driver's memory, elsewhere than in the checkpoint, or
+        IncompatibleError: The state is in checkpoint memory, elsewhere than in the checkpoint, or
             of another provider.
         NotFoundError, CorruptionError, FencedError, StorageError: As `Directory`.
     """
@@ -172,7 +172,7 @@ def _name(job: Job) -> str:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One call of `upgrade`, and its trial.
+    """One call of `try_job`, and its trial.
 
     Attributes:
         trial: The trial.

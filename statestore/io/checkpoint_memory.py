@@ -1,4 +1,4 @@
-"""Storage in the driver's memory: a server beside the driver, and its client in every engine.
+"""Storage in checkpoint memory: a server beside the driver, and its client in every engine.
 
 The wire contract is Arrow Flight, see docs/protocol.md: a file travels as record batches of one
 row, a slice of its bytes; every call carries the token. The server keeps files in a MemoryFileIO
@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from statestore.core.errors import StateStoreError, StorageError
-from statestore.io.driver_memory_address import DriverMemoryAddress
+from statestore.io.checkpoint_memory_address import DriverMemoryAddress
 from statestore.io.file_io import FileInfo, existing_file, missing_file
 from statestore.io.local import TEMPORARY_PREFIX, named_errors
 from statestore.io.memory import MemoryFileIO
@@ -109,7 +109,7 @@ class DriverMemoryServer(flight.FlightServerBase):
 
 
 class DriverMemoryFileIO:
-    """FileIO of the files in the driver's memory.
+    """FileIO of the files in checkpoint memory.
 
     Args:
         address: Where they are served.
@@ -231,7 +231,7 @@ class DriverMemoryFileIO:
             if not self._is_served():
                 raise self._lost(action, path) from error
             raise StorageError(
-                f"cannot {action} in the driver's memory",
+                f"cannot {action} in checkpoint memory",
                 file=path,
                 address=str(self._address),
                 reason=str(error).partition("\n")[0],
@@ -252,7 +252,7 @@ class DriverMemoryFileIO:
     def _lost(self, action: str, path: str) -> StateStoreError:
         return StorageError(
             f"cannot {action}: the process that held the heap backend's checkpoints in the "
-            "driver's memory is gone, and with it the checkpoints",
+            "checkpoint memory is gone, and with it the checkpoints",
             kind="driver-lost",
             file=path,
             address=str(self._address),

@@ -1,4 +1,4 @@
-"""The address of the driver's memory, without its client, which not every engine loads."""
+"""The address of checkpoint memory, without its client, which not every engine loads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class DriverMemoryAddress:
-    """The address of the driver's memory.
+    """The address of checkpoint memory.
 
     Attributes:
         host, port: Of the driver's machine.
