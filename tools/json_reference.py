@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterable
 
 from statestore.checkpoint.history import HistoryEntry
 from statestore.checkpoint.operator_metadata import OperatorInfo, StateVariable, StoreInfo
@@ -12,7 +13,7 @@ from statestore.cli.diagnosis import Check
 from statestore.cli.output import SCHEMA_VERSION
 from statestore.codec.commit_times import CommitTimes
 from statestore.codec.references import StoreName
-from statestore.operations.copy_result import CopyResult
+from statestore.operations.copy_result import CopyResult, FamilyChange
 from statestore.operations.forget.certificate import Certificate, FileRecord, Fingerprints
 from statestore.operations.forget.result import Forget
 from statestore.operations.forget.search import Hit, KeySearch, Outcome
@@ -29,6 +30,7 @@ from statestore.operations.upkeep.repair import Repair
 from statestore.operations.upkeep.retained_savepoints import RetainedSavepoints
 from statestore.operations.upkeep.survey import CheckpointInfo, VersionInfo
 from statestore.operations.upkeep.verification import Finding, Verification
+from statestore.operations.writing.edit_result import Edit
 from statestore.report.facts import Advice, Facts, HeavyKey, PartitionFacts, Spread, StoreFacts
 
 _DONE = {"done": "whether it was done; else nothing was changed"}
@@ -45,12 +47,12 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
     "convert": (
         _DONE
         | {
-            "checkpoint, new": "URIs of the checkpoint and of what is made from it",
-            "source": "state backend of the checkpoint",
-            "target": "the provider of Spark's",
+            "source, target": "URIs of the checkpoint and of the new one",
+            "backend": "state backend of the checkpoint",
+            "provider": "name of Spark's own provider that the new one is for",
             "version": "state version that is converted",
             "checkpoint_format": "1 or 2",
-            "is_begun": "whether an unfinished conversion is at `new`, which is done anew",
+            "is_begun": "whether an unfinished conversion is at `target`, which is done anew",
             "state_bytes": "bytes of the state files that are read; null where they cannot be read "
             "from here",
             "unseen": "the newest batches, where an operation made them and no sink was given them",
@@ -68,6 +70,7 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
         (Check, ExecutorChecks),
     ),
     "drop": (_DONE, (Drop,)),
+    "edit": (_DONE, (Edit, FamilyChange)),
     "expire": (_DONE | _SUMS, (Expire, StoreExpire, StoreStay)),
     "forget": (
         _DONE
@@ -84,7 +87,7 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
     "history": ({"entries": "a `HistoryEntry` each, newest first"}, (HistoryEntry,)),
     "inspect": (
         {
-            "stores": "a `StoreDescription` each, whose name is `store`",
+            "stores": "a `StoreDescription` each",
             **_ROWS,
             "key_groups": "with --key-groups: `key_group`, `partition_id`, `num_rows`, "
             "`key_bytes`, `value_bytes`",
@@ -136,7 +139,8 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
         },
         (TableInfo,),
     ),
-    "try": ({"verdict": "what came of it, in words"}, (TrialReport, Compared)),
+    "transform": (_DONE, (CopyResult, FamilyChange)),
+    "try": ({"result": "what came of it, in words"}, (TrialReport, Compared)),
     "verify": (
         {
             "ok": "whether nothing is wrong",
@@ -149,6 +153,17 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
 }
 """What each command prints: fields of its own, and classes whose fields it has; the first one's are
 in the object itself, the others' in its fields."""
+
+_PRINTED: dict[type, dict[str, str]] = {
+    StoreDescription: {
+        "name": "",
+        "store": "Store name.",
+        "num_keys": "Rows; null where only reading them tells.",
+        "num_keys_by_partition": "The same by state partition, of those that hold state.",
+    },
+}
+"""Of classes that are printed by `fields()` otherwise than by their attributes: what it has in
+their place; of an attribute that it lacks nothing."""
 
 _ATTRIBUTE = re.compile(r"(\w+(?:, \w+)*): (.*)")
 
@@ -189,11 +204,20 @@ def fields(command: str) -> set[str]:
     own, classes = COMMANDS[command]
     texts = [*own, *(attributes(classes[0]) if _is_flat(command) else ())]
     texts += attributes(_OTHERWISE[command]) if command in _OTHERWISE else ()
-    return {"schema_version", *(name for text in texts for name in text.split(", "))}
+    return {"schema_version", *names_of(texts)}
+
+
+def names_of(texts: Iterable[str]) -> set[str]:
+    """Return the names of fields that are described together, several with commas."""
+    return {name for text in texts for name in text.split(", ")}
 
 
 def attributes(kind: type) -> dict[str, str]:
-    """Return what a class's docstring says of its attributes, by their names."""
+    """Return what a class's docstring says of what is printed of it, by names.
+
+    Raises:
+        ValueError: It says nothing.
+    """
     text = inspect.getdoc(kind) or ""
     found: dict[str, str] = {}
     for line in text.partition("Attributes:\n")[2].split("\n\n")[0].splitlines():
@@ -202,7 +226,9 @@ def attributes(kind: type) -> dict[str, str]:
             found[match[1]] = match[2]
         elif found:
             found[[*found][-1]] += f" {line.strip()}"
-    return found
+    if not found:
+        raise ValueError(f"the docstring describes no attribute: {kind.__name__}")
+    return {name: told for name, told in (found | _PRINTED.get(kind, {})).items() if told}
 
 
 def _table(rows: dict[str, str]) -> list[str]:

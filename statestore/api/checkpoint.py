@@ -963,7 +963,7 @@ class Checkpoint(Directory):
     def convert(
         self,
         new: DirectoryLike,
-        to: str,
+        provider: str,
         *,
         session_conf: Mapping[str, str] | None = None,
         dry_run: bool = False,
@@ -976,18 +976,18 @@ class Checkpoint(Directory):
         Args:
             new: Where the new checkpoint is to be: a path or URI that Spark's Hadoop can open, as
                 this one's.
-            to: spark-hdfs or spark-rocksdb.
+            provider: spark-hdfs or spark-rocksdb.
             session_conf: Configuration of the session that is started, where this object has none,
                 and none is active; it is stopped at the end.
             progress: Called with the stores that are copied and compared, and their number.
 
-        Guarantee: on return the query starts from the new checkpoint, on the provider `to`, and
+        Guarantee: on return the query starts from the new checkpoint, on `provider`, and
         every row was read again and compared by checksum. After a raise, or a crash, no query
         starts from it, and the conversion can be run again. This checkpoint is not changed.
 
         Raises:
             InUseError: A query is writing this checkpoint, or wrote it meanwhile.
-            InvalidArgumentError: `to` is not a provider of Spark's, nothing is to convert, there is
+            InvalidArgumentError: `provider` is none of Spark's, nothing is to convert, there is
                 something at `new`, or the session is one of Spark Connect (kind spark-connect).
             FencedError: Another conversion has begun there since.
             IncompatibleError: Another provider wrote this checkpoint (kind other-provider); some of
@@ -1001,7 +1001,7 @@ class Checkpoint(Directory):
         with open_conversion(
             self._reach.place,
             there.place,
-            to,
+            provider,
             spark=self._reach.spark,
             session_conf={**self._reach.hadoop_conf, **(session_conf or {})},
         ) as conversion:

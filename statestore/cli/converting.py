@@ -34,7 +34,7 @@ class _ProviderOfSpark(click.Choice[str]):
 @checkpoint_argument()
 @checkpoint_argument("new")
 @click.option(
-    "--to",
+    "--provider",
     type=_ProviderOfSpark(list(SUCCESSORS)),
     metavar=f"[{'|'.join(SUCCESSORS)}]",
     required=True,
@@ -52,7 +52,7 @@ class _ProviderOfSpark(click.Choice[str]):
 def convert(
     checkpoint: str,
     new: str,
-    to: str,
+    provider: str,
     session_conf: tuple[str, ...],
     storage_options: dict[str, str],
     dry_run: bool,
@@ -67,15 +67,15 @@ def convert(
 
     \b
     Examples:
-      statestore convert /data/checkpoint /data/converted --to spark-rocksdb --dry-run
-      statestore convert /data/checkpoint /data/converted --to spark-rocksdb
+      statestore convert /data/checkpoint /data/converted --provider spark-rocksdb --dry-run
+      statestore convert /data/checkpoint /data/converted --provider spark-rocksdb
     """  # noqa: D301 (click reads the backspace)
     from statestore.api.checkpoint import Checkpoint
 
     conf = parse_settings("--session-conf", session_conf)
     it = Checkpoint(checkpoint, storage_options=storage_options)
     with progress_bar("convert", output=output) as progress:
-        result = it.convert(new, to, session_conf=conf, dry_run=dry_run, progress=progress)
+        result = it.convert(new, provider, session_conf=conf, dry_run=dry_run, progress=progress)
     print_result(result, output=output, done=_done(result))
 
 
@@ -83,6 +83,6 @@ def _done(result: Convert[Any]) -> str:
     """Return the text about a conversion that was done; its paths hold in a query, too."""
     num_rows = sum((result.rows or {}).values())
     return (
-        f"{num_rows:,} rows of {result.checkpoint} are in {result.new}.\n"
-        f"Start the query with checkpointLocation {result.new}."
+        f"{num_rows:,} rows of {result.source} are in {result.target}.\n"
+        f"Start the query with checkpointLocation {result.target}."
     )

@@ -125,7 +125,6 @@ def read(
 @click.command()
 @checkpoint_argument()
 @click.option(
-    "--key",
     "--find",
     "key",
     metavar="JSON",
@@ -163,12 +162,12 @@ def inspect(
     """Show operators, stores, schemas and row counts; or rows by key, or the largest keys.
 
     It lists every store with the addresses of its rows, and reads no row for that. Where the
-    columns in --key or --where decide on one state partition, only that one is read.
+    columns in --find or --where decide on one state partition, only that one is read.
 
     \b
     statestore inspect /data/checkpoint
-    statestore inspect /data/checkpoint --key '["user-17"]'
-    statestore inspect /data/checkpoint --key '[["2024-01-31T12:00Z", "2024-01-31T13:00Z"], "x"]'
+    statestore inspect /data/checkpoint --find '["user-17"]'
+    statestore inspect /data/checkpoint --find '[["2024-01-31T12:00Z", "2024-01-31T13:00Z"], "x"]'
     statestore inspect /data/checkpoint --where "shop = 'x'"
     statestore inspect /data/checkpoint --rows 1/clicks --largest 10
     statestore inspect /data/checkpoint --rows 1/clicks --most-changed 10
@@ -179,7 +178,7 @@ def inspect(
     asked = (key is not None, where is not None, largest is not None, most_changed is not None)
     if sum([*asked, key_groups]) > 1:
         raise click.UsageError(
-            "--key, --where, --largest, --most-changed and --key-groups exclude each other"
+            "--find, --where, --largest, --most-changed and --key-groups exclude each other"
         )
     it = Checkpoint(checkpoint, storage_options=storage_options)
     of = it.rows(rows, version=version)
@@ -196,7 +195,7 @@ def inspect(
         _print_key_groups(of.key_groups(), output)
     elif rows is not None:
         raise click.UsageError(
-            "--rows goes with --key, --where, --largest, --most-changed or --key-groups"
+            "--rows goes with --find, --where, --largest, --most-changed or --key-groups"
         )
     else:
         _print_stores(it.inspect(version=version), output)
@@ -261,7 +260,9 @@ def _parse_key(text: str) -> list[Any]:
     try:
         key = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise click.UsageError(f'--key takes a JSON list such as ["a", 3], not {text!r}') from error
+        raise click.UsageError(
+            f'--find takes a JSON list such as ["a", 3], not {text!r}'
+        ) from error
     return key if isinstance(key, list) else [key]
 
 

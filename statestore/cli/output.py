@@ -148,7 +148,12 @@ class DurationType(click.ParamType[timedelta]):
             return value
         found = re.fullmatch(r"([1-9]\d{0,5})([smhd])", value)
         if found is None:
-            self.fail(f"{value!r} is no duration: write 90s, 15m, 6h or 7d", param, ctx)
+            self.fail(
+                f"{value!r} is no duration: write a number from 1 to 999999 with s, m, h or d, "
+                "such as 90s or 7d",
+                param,
+                ctx,
+            )
         return timedelta(**{self._UNITS[found[2]]: int(found[1])})
 
 

@@ -47,7 +47,7 @@ def rescale(
 
     The plan names the files that the query will read, the rows of each new state partition, and the
     skew: rows of the largest divided by the mean. Where files do not say how many rows there are,
-    --count-rows reads every row. Where N divides the number of key groups no state file is read or
+    --count-rows reads every row. Where N divides the number of key groups no row is read or
     written; for any other N every row is hashed anew.
 
     The query then starts unchanged: spark.sql.shuffle.partitions comes from its checkpoint. --undo

@@ -90,8 +90,8 @@ def savepoint(
     """Copy a query's state and position to a new directory that is yours.
 
     The query may run meanwhile. A savepoint refers to nothing outside of it: move it, copy it,
-    delete it as any directory. This package deletes none, except those that were taken with --keep,
-    --max-age or --every.
+    delete it as any directory. Only a claim, and the schedule that took it (--keep, --max-age,
+    --every), delete one.
 
     \b
     statestore savepoint /data/checkpoint /backup/before-upgrade
@@ -288,8 +288,8 @@ def restore(
 
     Start the query with NEW as its checkpointLocation. It may have another state backend, another
     number of state partitions, and other code, as long as its state keeps its schema. SOURCE is
-    only read; where it is a checkpoint, its query must not run. Repeat a restore that was killed:
-    until it is whole, no query starts from NEW.
+    only read, unless it is claimed; where it is a checkpoint, its query must not run. Repeat a
+    restore that was killed: until it is whole, no query starts from NEW.
 
     \b
     statestore restore /backup/before-upgrade /data/new

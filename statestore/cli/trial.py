@@ -64,7 +64,7 @@ _TRIAL = "trial"
     help="Run the job by this, such as 'spark-submit --master yarn --jars shim.jar'.  [default: "
     "this Python]",
 )
-@click.option("--page", metavar="FILE", help="Also write the result to this HTML file.")
+@click.option("--to", metavar="FILE", help="Also write the result to this HTML file.")
 @storage_option
 @output_option
 @click.pass_context
@@ -79,7 +79,7 @@ def try_command(
     sqls: tuple[str, ...],
     ignore: tuple[str, ...],
     submit: str,
-    page: str | None,
+    to: str | None,
     storage_options: dict[str, str],
     output: str,
 ) -> None:
@@ -96,7 +96,7 @@ def try_command(
 
     \b
     Examples:
-      statestore try /data/checkpoint new_job.py --page trial.html -- --topic orders
+      statestore try /data/checkpoint new_job.py --to trial.html -- --topic orders
       statestore try /data/checkpoint new_job.py --against old_job.py --ignore largest
     """  # noqa: D301
     from statestore.api.try_job import try_job
@@ -113,7 +113,7 @@ def try_command(
         submit=shlex.split(submit),
         storage_options=storage_options,
     )
-    ctx.exit(_show(it, page, output))
+    ctx.exit(_show(it, to, output))
 
 
 @click.command()
@@ -174,13 +174,13 @@ def drop(trial: str, yes: bool, storage_options: dict[str, str], output: str) ->
     print_result(it.drop(dry_run=not yes), output=output)
 
 
-def _show(it: Trial, page: str | None, output: str) -> int:
+def _show(it: Trial, to: str | None, output: str) -> int:
     """Print what a trial found, and return the exit status."""
     report = it.result
-    if page is not None:
-        it.report(page)
+    if to is not None:
+        it.report(to)
     if output == "json":
-        print_json({**report.fields(), "verdict": report.verdict})
+        print_json({**report.fields(), "result": report.result})
     else:
         click.echo(str(report))
     return 0 if report.is_same else 1

@@ -219,12 +219,12 @@ def _info_or_problem(one: Checkpoint) -> CheckpointInfo | str:
 @storage_option
 @output_option
 def history(checkpoint: str, limit: int, storage_options: dict[str, str], output: str) -> None:
-    """List the operations that changed a checkpoint where it is, newest first.
+    """List the operations that changed a checkpoint where it is, and the copy that made it.
 
-    For each operation: when it began, its user and machine, the newest version before it, and the
-    version that it made or went back to. An operation that has begun and is not done is running,
-    failed or was killed; the same command finishes it. The JSON has the certificate of a forget. It
-    has no keys and no values of rows. A damaged line is shown as it is.
+    The newest is first. For each operation: when it began, its user and machine, the newest version
+    before it, and the version that it made or went back to. An operation that has begun and is not
+    done is running, failed or was killed; the same command finishes it. The JSON has the
+    certificate of a forget. It has no keys and no values of rows. A damaged line is shown as it is.
 
     \b
     Examples:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from statestore.cli.output import (
+    DurationType,
     checkpoint_argument,
     dry_run_option,
     output_option,
@@ -25,6 +24,7 @@ from statestore.cli.output import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import timedelta
 
     from statestore.api.checkpoint import Checkpoint
 
@@ -174,7 +174,7 @@ def _queries(given: tuple[str, ...]) -> dict[Any, Any]:
 @click.option(
     "--older-than",
     metavar="AGE",
-    callback=lambda *given: _age(given[2]),
+    type=DurationType(),
     help="With --expire: how old, such as 90m, 36h or 7d.",
 )
 @_all_option
@@ -197,12 +197,13 @@ def edit(
 ) -> None:
     """Delete rows of a stopped query's state, and put rows in.
 
-    FILE is .parquet, .csv or .json (a row a line). It has the structs key and value, or their
-    fields as columns named key.NAME and value.NAME; keys to delete need no value. Values are read
-    by the types of the state: 007 stays 007 where the state has text. What does not fit is refused.
+    FILE is .parquet, .csv, or .json or .jsonl (a row a line). It has the structs key and value, or
+    their fields as columns named key.NAME and value.NAME; keys to delete need no value. Values are
+    read by the types of the state: 007 stays 007 where the state has text. What does not fit is
+    refused.
 
     The plan says how many rows go, and of which keys. Exit status 1 where no row is there to
-    delete, or where all would go and --all is not given.
+    delete by --delete or --where and none is put, or where all would go and --all is not given.
 
     When the query is started, it goes on from the edited rows. Older versions keep their rows until
     they expire; `statestore forget` deletes keys there as well. `statestore transform` makes a
@@ -332,16 +333,6 @@ def _verify(
     else:
         click.echo(found.describe())
     return 0 if found.is_forgotten and is_of_keys is not False else 1
-
-
-def _age(given: str | None) -> timedelta | None:
-    if given is None:
-        return None
-    match = re.fullmatch("([0-9]+)([smhd])", given)
-    if match is None:
-        raise click.UsageError(f"--older-than takes a number with s, m, h or d, not {given!r}")
-    units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-    return timedelta(**{units[match[2]]: int(match[1])})
 
 
 def _rows_file(given: str | None) -> Path | None:

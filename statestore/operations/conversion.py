@@ -63,24 +63,24 @@ class Convert(NewDirectoryResult[Made]):
     """What a conversion did, or would do.
 
     Attributes:
-        checkpoint, new: URIs of the checkpoint and of what is made from it.
-        source: State backend of the checkpoint.
-        target: Name of Spark's own provider that the new one is for.
+        source, target: URIs of the checkpoint and of the new one.
+        backend: State backend of the checkpoint.
+        provider: Name of Spark's own provider that the new one is for.
         batch: Newest committed batch.
         num_partitions: State partitions of the query.
         checkpoint_format: 1 or 2.
         operators: Operators with state.
-        is_begun: There is an unfinished conversion at `new`, which is done anew.
+        is_begun: There is an unfinished conversion at `target`, which is done anew.
         state_bytes: Bytes of the state files that are read; None where this cannot read them.
         unseen: The newest batches, ascending, where an operation made them and no sink was given
             them: Spark's providers write no entry of them into the log of Spark's file sink.
         rows: Rows by operator ID and store name, of all state partitions; None of a dry run.
     """
 
-    checkpoint: str
-    new: str
     source: str
     target: str
+    backend: str
+    provider: str
     batch: int
     num_partitions: int
     checkpoint_format: int
@@ -98,12 +98,12 @@ class Convert(NewDirectoryResult[Made]):
     @property
     def changes(self) -> tuple[Change, ...]:
         """The new checkpoint."""
-        return (Change("write", self.new),)
+        return (Change("write", self.target),)
 
     def __str__(self) -> str:
         lines = [
-            f"from  {self.checkpoint}: {self.source}, version {self.version}",
-            f"to    {self.new}: {self.target}",
+            f"from  {self.source}: {self.backend}, version {self.version}",
+            f"to    {self.target}: {self.provider}",
         ]
         if self.is_begun:
             lines.append("      deletes the unfinished conversion that is there")
@@ -124,10 +124,10 @@ class Convert(NewDirectoryResult[Made]):
         """Return the attributes that tell of the state, and every store."""
         return {
             "done": self.done,
-            "checkpoint": self.checkpoint,
-            "new": self.new,
             "source": self.source,
             "target": self.target,
+            "backend": self.backend,
+            "provider": self.provider,
             "version": self.version,
             "checkpoint_format": self.checkpoint_format,
             "is_begun": self.is_begun,
@@ -157,21 +157,21 @@ class Convert(NewDirectoryResult[Made]):
         return sum(len(of.info.stores) * of.num_partitions for of in self.operators)
 
 
-def decide_convert(checkpoint: OpenCheckpoint, new: Place, to: str) -> Convert[Any]:
+def decide_convert(checkpoint: OpenCheckpoint, new: Place, provider: str) -> Convert[Any]:
     """Return what a conversion would do; errors as `Checkpoint.convert`.
 
     Args:
         checkpoint: The checkpoint that is converted.
         new: The checkpoint to make.
-        to: A name of SPARK_PROVIDERS.
+        provider: A name of SPARK_PROVIDERS.
     """
-    if to not in SPARK_PROVIDERS:
-        restored = to in PROVIDERS and to not in IN_DRIVER_MEMORY
+    if provider not in SPARK_PROVIDERS:
+        restored = provider in PROVIDERS and provider not in IN_DRIVER_MEMORY
         raise InvalidArgumentError(
             "a checkpoint is converted to Spark's own providers only",
-            to=to,
+            provider=provider,
             to_fix="make the new checkpoint with `statestore restore "
-            f"{shlex.quote(checkpoint.uri)} {shlex.quote(new.uri)} --backend {to}`"
+            f"{shlex.quote(checkpoint.uri)} {shlex.quote(new.uri)} --backend {provider}`"
             if restored
             else f"use one of {', '.join(SPARK_PROVIDERS)}",
         )
@@ -182,9 +182,9 @@ def decide_convert(checkpoint: OpenCheckpoint, new: Place, to: str) -> Convert[A
             "the query has not committed a batch yet",
             kind="version-not-found",
             checkpoint=checkpoint.uri,
-            to_fix=f"start it with a new checkpoint directory on provider {SPARK_PROVIDERS[to]}",
+            to_fix="start it with a new checkpoint directory on provider "
+            f"{SPARK_PROVIDERS[provider]}",
         )
-    source = checkpoint.backend
     operators = _operators(checkpoint)
     checkpoint_format = 2 if checkpoint.commit_entry(batch).checkpoint_ids else 1
     lacks = {
@@ -192,7 +192,7 @@ def decide_convert(checkpoint: OpenCheckpoint, new: Place, to: str) -> Convert[A
         "column families": any(operator.info.has_families for operator in operators),
     }
     missing = [name for name, is_used in lacks.items() if is_used]
-    if missing and to == "spark-hdfs":
+    if missing and provider == "spark-hdfs":
         raise IncompatibleError(
             f"Spark's HDFS-backed provider has no {missing[0]}",
             checkpoint=checkpoint.uri,
@@ -201,8 +201,8 @@ def decide_convert(checkpoint: OpenCheckpoint, new: Place, to: str) -> Convert[A
     return Convert(
         checkpoint.uri,
         new.uri,
-        source,
-        to,
+        checkpoint.backend,
+        provider,
         batch,
         checkpoint.num_partitions,
         checkpoint_format,

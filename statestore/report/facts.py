@@ -49,7 +49,11 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How a number is spread over the state partitions of a store."""
+    """How a number is spread over the state partitions of a store, of those that are known.
+
+    Attributes:
+        minimum, median, p99, maximum: The least, the median, the 99th percentile and the greatest.
+    """
 
     minimum: float
     median: float

@@ -62,7 +62,7 @@ _POLL_S = 0.2
 def open_conversion(
     place: Place,
     new: Place,
-    to: str,
+    provider: str,
     *,
     spark: SparkSession | None = None,
     session_conf: Mapping[str, str] | None = None,
@@ -72,7 +72,7 @@ def open_conversion(
     Args:
         place: Checkpoint of a query that does not run, which Spark's Hadoop can open.
         new: Where the new checkpoint is to be, likewise.
-        to: spark-hdfs or spark-rocksdb.
+        provider: spark-hdfs or spark-rocksdb.
         spark: A session with the jar of this package. When None, the active one, or a local one
             that is started when it is needed, and stopped at the end.
         session_conf: Configuration of a session that is started here.
@@ -85,7 +85,7 @@ def open_conversion(
         stack.enter_context(use(DriverFiles(sessions.get)))
         source = stack.enter_context(open_checkpoint(place))
         source.check_of_query()
-        yield Conversion(decide_convert(source, new, to), source, new, sessions)
+        yield Conversion(decide_convert(source, new, provider), source, new, sessions)
 
 
 class Conversion:
@@ -98,8 +98,8 @@ class Conversion:
         self._checkpoint = checkpoint
         self._new = new
         self._sessions = sessions
-        self._uri = hadoop_uri(decided.checkpoint)
-        self._new_uri = hadoop_uri(decided.new)
+        self._uri = hadoop_uri(decided.source)
+        self._new_uri = hadoop_uri(decided.target)
 
     def make(
         self, made: Made, *, dry_run: bool = False, progress: Progress | None = None
@@ -127,15 +127,15 @@ class Conversion:
         spark = self._sessions.get()
         _require_spark(self._decided, spark.version)
         copy = self._state_copy(spark)
-        with begin_directory(self._new, CONVERT, self._decided.checkpoint) as target:
+        with begin_directory(self._new, CONVERT, self._decided.source) as target:
             with require_same_batches(source):
                 copied = self._copy_state(copy, progress)
                 self._check(copied)
                 self._copy_metadata(target)
                 self._write_logs(target, [store["checkpoint_id"] for store in copied])
                 decided = self._decided
-                result = {"to": decided.target}
-                begin_history(target, CONVERT, decided.checkpoint, decided.version, result)
+                result = {"provider": decided.provider}
+                begin_history(target, CONVERT, decided.source, decided.version, result)
             target.finish(metadata)
         rows: dict[tuple[int, str], int] = {}
         for (operator, _, name), store in zip(self._stores(), copied, strict=True):
@@ -184,7 +184,7 @@ class Conversion:
             "source": {"checkpoint": self._uri, "provider": source.provider},
             "target": {
                 "checkpoint": self._new_uri,
-                "provider": SPARK_PROVIDERS[self._decided.target],
+                "provider": SPARK_PROVIDERS[self._decided.provider],
             },
             "stores": stores,
         }
@@ -207,8 +207,8 @@ class Conversion:
         if "error" in reply:
             raise StorageError(
                 "cannot copy the state",
-                checkpoint=self._decided.checkpoint,
-                new=self._decided.new,
+                checkpoint=self._decided.source,
+                new=self._decided.target,
                 reason=reply["error"],
                 to_fix="mend what the reason names; the conversion can be run again",
             )
@@ -265,7 +265,7 @@ class Conversion:
         num_partitions = str(self._decided.num_partitions)
         # Of one number of state partitions: one version has no rescale to undo.
         conf = {
-            PROVIDER_KEY: SPARK_PROVIDERS[self._decided.target],
+            PROVIDER_KEY: SPARK_PROVIDERS[self._decided.provider],
             NUM_PARTITIONS_KEY: num_partitions,
         }
         # Spark starts from the newest entry and the one before it.

@@ -21,10 +21,12 @@ from statestore.core.errors import IncompatibleError, NotFoundError
 from statestore.core.version import SPARK_MINORS
 from statestore.io.shim_jar import JAR_VARIABLE, find_jar
 from statestore.io.spark_home import find_spark_minor
+from statestore.operations.copy_result import FamilyChange
+from statestore.operations.reading.inspection import StoreDescription
 from statestore.operations.result import NewDirectoryResult, Result
 from tests.checkpoints import query_of, write_checkpoint
 from tests.made_trials import tried
-from tools.json_reference import COMMANDS, fields
+from tools.json_reference import COMMANDS, attributes, fields, names_of
 
 
 def test_version_is_printed() -> None:
@@ -284,6 +286,8 @@ def test_json_is_what_the_reference_describes(tmp_path: Path) -> None:
         ["report", path],
         ["promote", trial.uri],
         ["drop", trial.uri],
+        ["edit", typed, *of, "--where", "word = 'y'"],
+        ["transform", typed, f"{new}-edited", *of, "--where", "word = 'y'"],
     ]
 
     for arguments in commands:
@@ -292,5 +296,22 @@ def test_json_is_what_the_reference_describes(tmp_path: Path) -> None:
         printed = json.loads(result.stdout)
         assert printed["schema_version"] == 1, arguments
         assert {*printed} <= fields(arguments[0]), arguments
+        for nested, kind in (("stores", StoreDescription), ("families", FamilyChange)):
+            if arguments[0] in ("inspect", "edit", "transform"):
+                for one in printed.get(nested, ()):
+                    assert {*one} == names_of(attributes(kind)), arguments
+    with_output = {
+        name
+        for name in cli.list_commands(click.Context(cli))
+        for command in [cli.get_command(click.Context(cli), name)]
+        if command and "output" in {each.name for each in command.params}
+    }
+    assert {*COMMANDS} == with_output
     # A conversion runs Spark, and so does a trial.
-    assert {*COMMANDS} - {arguments[0] for arguments in commands} == {"convert", "try"}
+    assert with_output - {arguments[0] for arguments in commands} == {"convert", "try"}
+
+
+def test_the_reference_describes_no_class_that_says_nothing() -> None:
+    """Catches a table without a row."""
+    with pytest.raises(ValueError, match="no attribute: Path"):
+        attributes(Path)

@@ -120,9 +120,9 @@ def test_inspect_shows_stores_and_schemas(checkpoint):
 
 def test_inspect_finds_rows_by_key_and_what_is_large(checkpoint):
     """Catches a key given as JSON that is compared as text."""
-    rows = _json("inspect", checkpoint, "--rows", "default", "--key", '["user-4", 4]')["rows"]
+    rows = _json("inspect", checkpoint, "--rows", "default", "--find", '["user-4", 4]')["rows"]
     assert [row["value"] for row in rows] == [{"total": 400, "note": None}]
-    assert _json("inspect", checkpoint, "--rows", "default", "--key", '"user-3"')["rows"] == []
+    assert _json("inspect", checkpoint, "--rows", "default", "--find", '"user-3"')["rows"] == []
 
     top = _json("inspect", checkpoint, "--largest", 1, "--rows", "lists")["rows"]
     assert top[0]["key"] == {"word": "user-1", "number": 1}
@@ -164,16 +164,15 @@ def test_window_keys_are_found_as_they_are_printed(tmp_path, key, expected):
     """Catches a key of a windowed aggregation that no text can name."""
     path = _windows(tmp_path / "checkpoint")
 
-    rows = _json("inspect", path, "--key", key)["rows"]
+    rows = _json("inspect", path, "--find", key)["rows"]
 
     assert {row["value"]["note"] for row in rows} == expected
-    assert rows == _json("inspect", path, "--find", key)["rows"]
 
 
 @pytest.mark.parametrize("key", ['[["1970-01-01T00:00Z"]]', '[{"start": "1970-01-01T00:00Z"}]'])
 def test_part_of_a_window_is_refused_and_not_taken_for_null(tmp_path, key):
     """Catches no row found where every row begins with what was given."""
-    refused = _run("inspect", _windows(tmp_path / "checkpoint"), "--key", key, status=1)
+    refused = _run("inspect", _windows(tmp_path / "checkpoint"), "--find", key, status=1)
 
     assert "fields='start, end'" in refused
     assert "--where" in refused
@@ -232,7 +231,7 @@ def test_values_are_printed_as_they_are(tmp_path):
     for shown, expected in (
         (_run("read", path, *of), everything),
         (_run("diff", path, *of, "--old-version", 1), everything),
-        (_run("inspect", path, *of, "--key", '["[bold]2"]'), everything[2:3]),
+        (_run("inspect", path, *of, "--find", '["[bold]2"]'), everything[2:3]),
         (_run("inspect", path, *of, "--largest", 9), [f'"[bold]{n}"' for n, _ in enumerate(notes)]),
     ):
         assert [text for text in expected if text not in shown] == []
@@ -271,7 +270,7 @@ def test_diff_shows_what_differs(checkpoint):
 def test_values_that_are_no_keys_are_refused(checkpoint, key, status):
     """Catches a traceback, and rows of another key than the one that was asked for."""
     refused = _run(
-        "inspect", checkpoint, "--rows", "default", "--version", 1, "--key", key, status=status
+        "inspect", checkpoint, "--rows", "default", "--version", 1, "--find", key, status=status
     )
     assert ("not of the type" if status == 1 else "JSON list") in refused
 
@@ -308,8 +307,8 @@ def test_text_that_a_terminal_has_no_letters_for_is_printed_escaped(tmp_path):
 
 def test_wrong_usage_is_told_from_errors(checkpoint, tmp_path):
     """Catches scripts that cannot tell a misspelt option from a damaged checkpoint."""
-    assert "JSON list" in _run("inspect", checkpoint, "--key", "[user", status=2)
-    assert "exclude" in _run("inspect", checkpoint, "--key", "[]", "--largest", 1, status=2)
+    assert "JSON list" in _run("inspect", checkpoint, "--find", "[user", status=2)
+    assert "exclude" in _run("inspect", checkpoint, "--find", "[]", "--largest", 1, status=2)
     assert "--rows goes with" in _run("inspect", checkpoint, "--rows", 0, status=2)
     assert "itself" in _run("diff", checkpoint, status=2)
     assert "no rows of that name" in _run("read", checkpoint, "--rows", "x", status=1)

@@ -62,7 +62,7 @@ def test_place_where_nothing_can_be_made_is_refused_at_once(
 ) -> None:
     """Catches a plan that cannot be done, and blame for files that nobody deleted."""
     source = savepoint if command == "restore" else query.path
-    how = ("--to", "spark-hdfs") if command == "convert" else ()
+    how = ("--provider", "spark-hdfs") if command == "convert" else ()
     (tmp_path / "empty").mkdir()
     if command == "convert":
         schema = tmp_path / "query/state/0/0/_metadata/schema"

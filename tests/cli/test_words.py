@@ -176,7 +176,7 @@ def test_help_tells_each_command_in_whole_sentences():
     assert "rescale    Change the number of state partitions of a query that is stopped." in shown
     assert "[spark-hdfs|spark-rocksdb]" in run("convert", "--help")[1]
     assert "statestore restore CHECKPOINT NEW --backend rocksdb" in " ".join(
-        run("convert", "a", "b", "--to", "rocksdb")[1].split()
+        run("convert", "a", "b", "--provider", "rocksdb")[1].split()
     )
     assert "takes NAME=SELECT" in run("transform", "a", "b", "--sql", "SELECT 1")[1]
 

@@ -91,7 +91,7 @@ def test_plan_names_every_store_when_an_operator_is_in_one_partition(files):
     plan = files.plan()
 
     assert [(o.info.id, o.num_partitions) for o in plan.operators] == [(0, NUM_PARTITIONS), (1, 1)]
-    assert (plan.source, plan.version, plan.num_stores) == ("filesystem", 1, NUM_PARTITIONS + 1)
+    assert (plan.backend, plan.version, plan.num_stores) == ("filesystem", 1, NUM_PARTITIONS + 1)
     assert (plan.checkpoint_format, plan.is_begun) == (1, False)
 
 

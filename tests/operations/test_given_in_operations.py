@@ -270,10 +270,12 @@ def test_rows_expire_by_a_time_alone(users: str, column: str, said: str) -> None
         Checkpoint(users).edit(expire=column, older_than=timedelta(days=7), dry_run=True)
 
 
-def test_an_age_that_is_a_number_is_refused(sessions: str) -> None:
-    """Catches an AttributeError of the package for seconds in place of a timedelta."""
-    age: Any = 7
-    with pytest.raises(InvalidArgumentError, match="an age is a timedelta"):
+@pytest.mark.parametrize(
+    ("age", "said"), [(7, "an age is a timedelta"), (timedelta(days=999_999), "no time is so old")]
+)
+def test_an_age_that_is_none_is_refused(sessions: str, age: Any, said: str) -> None:
+    """Catches an AttributeError for seconds in place of a timedelta, or an OverflowError."""
+    with pytest.raises(InvalidArgumentError, match=said):
         Checkpoint(sessions).edit(expire="value.window.end", older_than=age, dry_run=True)
 
 

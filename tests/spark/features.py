@@ -92,7 +92,7 @@ FEATURES = {
     "to-spark-rocksdb": Feature(
         "4.2",
         "Spark's RocksDB provider has no empty store of a later version to fill",
-        "`convert --to spark-rocksdb`",
+        "`convert --provider spark-rocksdb`",
         older="refused",
     ),
     "join-format-3": Feature(

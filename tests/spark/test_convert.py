@@ -290,7 +290,7 @@ def test_command_does_what_the_library_does(make_lane: MakeLane) -> None:
     lane = make_lane(in_runs(AGGREGATION, 1), PROVIDERS["filesystem"])
     run_plan(lane)
     new = lane.root / "new"
-    arguments = ["convert", str(lane.checkpoint), str(new), "--to", "spark-rocksdb"]
+    arguments = ["convert", str(lane.checkpoint), str(new), "--provider", "spark-rocksdb"]
     arguments += ["--output", "json"]
 
     planned = CliRunner().invoke(cli, [*arguments, "--dry-run"])

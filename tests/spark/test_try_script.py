@@ -122,7 +122,7 @@ def test_script_is_tried_by_commands_and_goes_on_when_it_is_killed(tmp_path: Pat
 
     assert process.returncode == 0, err.decode()[-3000:]
     printed = json.loads(out)
-    assert printed["verdict"] == "equal"
+    assert printed["result"] == "equal"
     assert {*printed} == fields("try")
     assert rounds > 1
     assert sorted(path.name for path in (script.root / "output").iterdir()) == output
@@ -130,7 +130,7 @@ def test_script_is_tried_by_commands_and_goes_on_when_it_is_killed(tmp_path: Pat
     script.run()
     again = subprocess.run(script.tried(), check=True, capture_output=True, timeout=120)
     printed = json.loads(again.stdout)
-    assert (printed["verdict"], printed["first_version"], printed["version"]) == ("equal", 2, 5)
+    assert (printed["result"], printed["first_version"], printed["version"]) == ("equal", 2, 5)
     trial = str(script.root / "checkpoint-trial")
     promote = script.command("promote", trial, "--yes")
     subprocess.run(promote, check=True, capture_output=True, timeout=60)

@@ -96,7 +96,7 @@ def test_messages_name_commands_that_exist(folder: str) -> None:
     [
         "statestore rescael /data",
         "statestore verify /data --deeper",
-        "statestore convert /data /new --to rocks",
+        "statestore convert /data /new --provider rocks",
         "statestore list /data /other",
         "statestore rescale /data --num-partitions",
         "statestore rescale /data --num-partitions 0",

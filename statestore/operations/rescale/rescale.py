@@ -137,7 +137,7 @@ def undo_rescale(checkpoint: OpenCheckpoint, *, dry_run: bool = False) -> UndoRe
 
 @dataclass(frozen=True, slots=True)
 class _StoreChange:
-    """A store with what it is made of now and then; `made_of` is None where it is re-hashed."""
+    """A store with what it is made of now and then; `made_of` is None where it is rehashed."""
 
     operator: int
     operator_name: str

@@ -30,9 +30,11 @@ class StoreRescale:
     Attributes:
         operator, operator_name, name: Which store.
         way: How it is rescaled.
-        max_parallelism: Number of key groups afterwards; another one only where it is re-hashed.
+        max_parallelism: Number of key groups afterwards; another one only where its rows are hashed
+            anew.
         num_files, num_bytes: The files that its state is in until now. The query reads them, each
-            state partition its key groups of them, when it starts; a re-hash reads them itself.
+            state partition its key groups of them, when it starts; where rows are hashed anew, the
+            rescale reads them.
         num_rows: Rows of its state; None where only reading them would tell.
         partition_rows: Rows of every new state partition that has state, in their order; None
             where only reading them would tell.

@@ -67,8 +67,8 @@ class TrialReport:
         return asdict(self)
 
     @property
-    def verdict(self) -> str:
-        """The verdict in words."""
+    def result(self) -> str:
+        """What came of it, in words."""
         if self.error:
             return f"failed: {self.error}"
         if not self.compared:
@@ -103,7 +103,7 @@ class TrialReport:
             ("state", f"{State[self.state.upper()].value} {self.state}"),
             *([("the old", self.savepoint)] if self.savepoint else []),
             *([("ignored", ", ".join(self.ignored))] if self.ignored else []),
-            ("result", self.verdict),
+            ("result", self.result),
         ]
 
     def __str__(self) -> str:

@@ -29,8 +29,9 @@ def expiry_condition(
         clock: Tells now.
 
     Raises:
-        InvalidArgumentError: No age is given; there is no such column, or it is no time; or the
-            operator has several stores or state variables, of which rows belong together.
+        InvalidArgumentError: No age is given, or one beyond year 1; there is no such column, or it
+            is no time; or the operator has several stores or state variables, of which rows belong
+            together.
     """
     families = [family for shape in shapes for family in shape.new.column_families]
     if [family.name for family in families] != [DEFAULT_FAMILY]:
@@ -48,7 +49,14 @@ def expiry_condition(
             to_fix="give older_than, such as timedelta(days=7)",
         )
     if isinstance(older_than, timedelta):
-        older_than = datetime.fromtimestamp(clock.now_ms() / 1000, UTC) - older_than
+        try:
+            older_than = datetime.fromtimestamp(clock.now_ms() / 1000, UTC) - older_than
+        except OverflowError:
+            raise InvalidArgumentError(
+                "no time is so old: years are counted from 1 to 9999",
+                older_than=str(older_than),
+                to_fix="give a shorter age, such as timedelta(days=7)",
+            ) from None
     if not isinstance(older_than, datetime):
         raise InvalidArgumentError(
             "an age is a timedelta, and a time a datetime",
