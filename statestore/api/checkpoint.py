@@ -229,12 +229,12 @@ class Directory:
         return Listing(found, schema_of(VersionInfo), asdict)
 
     def history(self, *, limit: int | None = None) -> Listing[HistoryEntry]:
-        """List the operations that changed the checkpoint where it is, newest first.
+        """List the operations that changed the checkpoint where it is, and the copy that made it.
 
-        Each notes that it begins before it changes anything, and that it is done after everything:
-        who, where, when, from and to which version, what was asked for and what was done. The
-        certificate of `forget` is in its result. No key or value of a row is. Batches of the query
-        are no operations.
+        The newest is first. Each notes that it begins before it changes anything, and that it is
+        done after everything: who, where, when, from and to which version, what was asked for and
+        what was done. The certificate of `forget` is in its result. No key or value of a row is.
+        Batches of the query are no operations.
 
         Args:
             limit: At most so many, the newest; None for all.
@@ -328,8 +328,8 @@ class Directory:
         """Make a savepoint in which some rows are others, made of those there are.
 
         The query may run meanwhile. Rows are Arrow data: a table, a stream of record batches, or
-        what pandas, Polars and DuckDB make; or the path of a file. Their columns are those of
-        `Rows.read`: structs `key` and `value`, or their fields as columns named with dots,
+        what pandas, Polars and DuckDB make; or a `pathlib.Path` of a file. Their columns are those
+        of `Rows.read`: structs `key` and `value`, or their fields as columns named with dots,
         `key.shop`. Values keep the types that the state has; they are cast where nothing is lost by
         it. A column `partition_id` is passed over: Spark's hash of the key decides.
 
@@ -468,9 +468,10 @@ class Checkpoint(Directory):
     returns what it would do: it reads what is given to it all the same, and is refused as the
     operation itself would be. Both are one class, whose text the command line prints; `made` is the
     savepoint or checkpoint that was made. `progress` is called with what is done and the total.
-    The query must not run, except for `savepoint`, `branch` and `transform`. A checkpoint of
-    Spark's own providers is read, restored and converted; everything else refuses it by name
-    (IncompatibleError, kind other-provider).
+    The query must not run, except for what only reads, `search_keys`, `savepoint`,
+    `retain_savepoint`, `branch`, `Checkpoint.transform` and every dry run. A checkpoint of Spark's
+    own providers is read and restored; everything else refuses it by name (IncompatibleError, kind
+    other-provider).
 
     Errors of every method that changes it where it is, beside those of `Directory`:
 
@@ -723,11 +724,11 @@ class Checkpoint(Directory):
 
         Args:
             rows: Address of the rows, as `rows` takes it.
-            upsert: Rows, in place of those that their keys have, as Arrow data or the path of a
-                file. Of a state variable that is a list a row an element.
-            delete: Keys whose rows go, as Arrow data or the path of a file; or a condition in SQL
-                that their rows fulfil, such as `"user_id = 'x'"`. They and `upsert` are held in
-                memory.
+            upsert: Rows, in place of those that their keys have, as Arrow data or a `pathlib.Path`
+                of a file. Of a state variable that is a list a row an element.
+            delete: Keys whose rows go, as Arrow data or a `pathlib.Path` of a file; or a condition
+                in SQL that their rows fulfil, such as `"user_id = 'x'"`. They and `upsert` are held
+                in memory.
             watermark_ms: Watermark from now on, milliseconds since the Unix epoch, not before that
                 of now: later rows are dropped, and what has ended by it is evicted, from the next
                 batch on.
@@ -786,12 +787,13 @@ class Checkpoint(Directory):
         Args:
             where: A condition in SQL over the columns of the grouping key, such as
                 `"user_id = 'x'"`.
-            keys: In place of it, grouping keys as Arrow data or the path of a file, columns
+            keys: In place of it, grouping keys as Arrow data or a `pathlib.Path` of a file, columns
                 `key.NAME`; held in memory.
             operator: Operator ID.
             all_rows: Whether every row of the operator may go.
             certificate: Local file for the certificate. It is written first, and says `begun`; at
-                the end a whole one takes its place. The same call completes one that was begun.
+                the end a whole one takes its place. With `keys`, the same call completes one that
+                was begun; with `where` name the keys then.
             dry_run: Whether to return what it would do, and change nothing. It reads every state
                 file, and a stream of keys.
             progress: Called with the state partitions written and their number.
@@ -807,7 +809,7 @@ class Checkpoint(Directory):
         again deletes them. Savepoints and branches keep what they have.
 
         Raises:
-            InUseError: A savepoint of the checkpoint is being taken.
+            InUseError: Somebody reads the files: a copy that is being made, or SQL.
             InvalidArgumentError: A batch is planned but not committed (kind unfinished-batch);
                 there is no such operator, or what is given is no key of it, or nothing; every row
                 is of the keys and `all_rows` is not given; or another file is where the certificate
@@ -1009,9 +1011,10 @@ class Checkpoint(Directory):
 
 
 class Savepoint(Directory):
-    """A savepoint: a version of a query, whole, that nothing but its user deletes.
+    """A savepoint: a version of a query, whole, that is its user's.
 
-    It is read as a checkpoint is, and restored to a new one.
+    It is read as a checkpoint is, and restored to a new one. Only a claim, and the schedule that
+    took it, delete one.
     """
 
     @property

@@ -51,9 +51,11 @@ class Between:
     Raises:
         InvalidArgumentError: A number or the duration is out of range.
 
-    What can be known of a change is checked before the query is stopped for it. Where it cannot be,
-    or fails, that is logged, and the query goes on as it is, without scaling. A change that found
-    the checkpoint in use is tried again after a cool-down.
+    What can be known of a change is checked before the query is stopped for it. Where a change is
+    refused or fails, that is logged, and the query goes on as it is. It is not scaled any more, by
+    this program, where the refusal lasts, or the rescale itself failed. A rescale that found the
+    checkpoint in use is tried again after a cool-down; after any other refusal the next try may be
+    at once, and the refusal is logged once.
     """
 
     def __init__(

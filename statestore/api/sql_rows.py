@@ -69,7 +69,8 @@ class SqlRows:
 
         Yields:
             Record batches of the columns of `read`, the first one always, if empty. Until the last
-            one was read, no query expires the versions that are read.
+            one was read, no query expires the versions that are read, where the checkpoint is this
+            package's and can be written.
         """
         with ExitStack() as stack:
             checkpoint = self._reach.enter(stack)

@@ -81,7 +81,7 @@ def try_job(
         against: The old code, as `job`: it repeats the batches too, on a branch of its own, and its
             rows are compared. Without it those are that the file sink of the job has, and where it
             has another sink state alone is compared.
-        rows: What makes rows of state for the new code, as `Directory.transform` takes it, where
+        rows: What makes rows of state for the new code, as `Checkpoint.transform` takes it, where
             the schema of the state changes.
         ignore: Columns that do not count: of the sink, or fields of values of state.
         same: Has the last word on rows that differ: a function of what was compared, in words, and
@@ -90,7 +90,7 @@ def try_job(
         storage_options: As of `Checkpoint`.
 
     Returns:
-        The trial, compared: `is_same`, `report()`, `promote()`, `drop()`.
+        The trial, compared: `is_same`, `result`, `report(to)`, `promote()`, `drop()`.
 
     Guarantee: the checkpoint and the sink of the old are as they were. After a raise or a kill the
     same call goes on.

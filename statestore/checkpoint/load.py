@@ -363,7 +363,7 @@ def check_settings(
             checkpoint=trailer.max_parallelism,
             query=max_parallelism,
             to_fix="leave out spark.sql.streaming.stateStore.maxParallelism, or set it to "
-            f"{trailer.max_parallelism}; only a rescale that rehashes every row changes it",
+            f"{trailer.max_parallelism}; only a rescale that hashes every row anew changes it",
         )
 
 

@@ -8,7 +8,7 @@
     ├── InUseError                         somebody else changes the checkpoint: let them end first
     ├── StoreClosedError                   the handle was committed, aborted or closed: begin anew
     ├── CorruptionError                    a file is damaged: file, offset, expected, found
-    ├── StorageError                       the storage failed: `retryable` says whether to retry
+    ├── StorageError                       the storage failed
     ├── QueryFailedError                   a supervised query failed for good: see its cause
     ├── ProtocolError                      shim and engine do not speak the same protocol
     └── InternalError                      a bug of this package
@@ -176,14 +176,9 @@ class CorruptionError(StateStoreError):
 
 
 class StorageError(StateStoreError):
-    """The storage failed; `retryable` is True when the same call may succeed later."""
+    """The storage failed; where the kind is `storage`, the same call may succeed later."""
 
     default_kind = "storage"
-
-    @property
-    def retryable(self) -> bool:
-        """Whether the same call may succeed later without anyone changing anything."""
-        return self.kind == "storage"
 
 
 class QueryFailedError(StateStoreError):

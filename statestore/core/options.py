@@ -120,8 +120,8 @@ TABLE: tuple[Option, ...] = (
     Option(
         "maxParallelism", "max_parallelism", "int", 0, scope="both",
         minimum=0, maximum=32768, fixed=True,
-        doc="Number of key groups, the most state partitions a rescale makes without re-hashing. "
-        "0 takes the largest N * 2^k up to 32768, N being the number of state partitions.",
+        doc="Number of key groups, the most state partitions a rescale makes without hashing rows "
+        "anew. 0 takes the largest N * 2^k up to 32768, N being the number of state partitions.",
     ),
     Option(
         "partitions", "partitions", "int", 0, scope="shim",

@@ -84,17 +84,16 @@ def run(
 
     Raises:
         InvalidArgumentError: `restart`, `savepoints` or `scale` is of another type, and the query
-            was not started; or `start_query` returned no query.
+            was not started.
         QueryFailedError: The last failure is its cause, and the cause of that is what a
-            `foreachBatch` raised: there was an obstacle (kind query-failed), or the strategy allows
-            no more restarts (kind restarts-exhausted). Its `restart` is what would have been
-            returned.
+            `foreachBatch` raised: there was an obstacle (kind query-failed), such as a
+            `start_query` that returned no query; or the strategy allows no more restarts (kind
+            restarts-exhausted). Its `restart` is what would have been returned.
 
-    Guarantee: on return, and after a QueryFailedError, the query does not run. Any other exception,
-    such as KeyboardInterrupt, passes through and leaves the query as it is; so does the refusal of
-    a `start_query` that returned no query. A query that `start_query` has started before it raises
-    is not known here, and runs on. The durable state is always that of the last batch in
-    the checkpoint's commit log.
+    Guarantee: on return, and after a QueryFailedError, the query that `start_query` returned does
+    not run. One that it started and did not return, or before it raised, is not known here, and
+    runs on. Any other exception, such as KeyboardInterrupt, passes through and leaves the query as
+    it is. The durable state is always that of the last batch in the checkpoint's commit log.
     """
     for name, given, has, to_fix in (
         ("restart", restart, "delays", "give a restart strategy, such as FixedDelay(3, 10)"),

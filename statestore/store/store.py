@@ -247,7 +247,7 @@ class Store:
 
     @property
     def max_parallelism(self) -> int:
-        """Number of key groups, fixed until a rescale rehashes every row."""
+        """Number of key groups, fixed until a rescale hashes every row anew."""
         return self.table.max_parallelism
 
     def load(self, version: int, checkpoint_id: str | None = None) -> None:

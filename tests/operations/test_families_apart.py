@@ -76,7 +76,7 @@ def test_an_edit_is_refused_where_state_partitions_number_column_families_differ
         with pytest.raises(IncompatibleError, match="column families have other IDs"):
             checkpoint.edit("counts", **how)  # type: ignore[arg-type]
         with pytest.raises(IncompatibleError, match="column families have other IDs"):
-            checkpoint.transform(tmp_path / "to", {0: {"counts": Edited(**how)}})  # type: ignore[arg-type]
+            checkpoint.transform(tmp_path / "to", {"counts": Edited(**how)})
 
     assert len(before) == 4
     assert checkpoint.info.newest_version == 1

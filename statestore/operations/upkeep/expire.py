@@ -42,13 +42,14 @@ class StoreExpire:
 
 
 StayReason = Literal["needed", "pinned", "rescaled"]
-"""Why older versions stay: one that is kept, or its snapshot, is made of their files; a savepoint
-or branch that is being made reads them; or state partitions of another number, before or after a
-rescale, are made of their files."""
+"""Why older versions stay: one that is kept, or its snapshot, is made of their files; somebody
+reads the files, a copy that is being made, or SQL; or state partitions of another number, before or
+after a rescale, are made of their files."""
 
 _REASONS: dict[StayReason, str] = {
     "needed": "kept versions and their snapshots are made of these files",
-    "pinned": "a savepoint or branch that is being made reads them; expire again when it is done",
+    "pinned": "somebody reads the files: a copy that is being made, or SQL; expire again when it "
+    "is done",
     "rescaled": "state partitions that a rescale made or left are made of their files",
 }
 

@@ -1,7 +1,7 @@
 """Retained savepoints: taken one after the other into a directory, of which the newest stay.
 
-They are the only savepoints that this package deletes. It deletes those that it has taken itself,
-which it knows by their names and their query, when a newer one is whole and was checked.
+Only a claim, and the schedule that took it, delete a savepoint. The schedule knows those that it
+took by their names and their query, and deletes them when a newer one is whole and was checked.
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ class Edited:
     Keys and rows are held in memory.
 
     Attributes:
-        delete: Keys whose rows go, as Arrow data or the path of a file; or a condition in SQL that
-            their rows fulfil, such as `"user_id = 'x'"`; None for none.
-        upsert: Rows, in place of those that their keys have, as Arrow data or the path of a file;
-            None for none. Of a state variable that is a list a row an element.
+        delete: Keys whose rows go, as Arrow data or a `pathlib.Path` of a file; or a condition in
+            SQL that their rows fulfil, such as `"user_id = 'x'"`; None for none.
+        upsert: Rows, in place of those that their keys have, as Arrow data or a `pathlib.Path` of a
+            file; None for none. Of a state variable that is a list a row an element.
         all_rows: Whether all rows may go.
     """
 

@@ -95,7 +95,8 @@ def as_reader(given: Any) -> pa.RecordBatchReader:
         "these are no rows",
         type=type(given).__name__,
         to_fix="give Arrow data: a table, a stream of record batches, or what pandas, Polars or "
-        "DuckDB make; a function or SQL only where there are rows to change",
+        "DuckDB make; a file as a pathlib.Path; a function or SQL only where there are rows to "
+        "change",
     )
 
 
@@ -140,7 +141,7 @@ def read_given(
     """Read rows, or keys alone, that are given for a column family and held in memory.
 
     Args:
-        given: Arrow data, of whatever library; or the path of a file, as `RowsFile` takes it; or
+        given: Arrow data, of whatever library; or a `Path` of a file, as `RowsFile` takes it; or
             what `kept` returns of one of them.
         store: Name of the store.
         family: The column family.
