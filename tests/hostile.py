@@ -5,7 +5,9 @@ import struct
 
 import google_crc32c
 
-from statestore.codec.trailer import END_LENGTH, MAGIC
+from statestore.codec.trailer import END_LENGTH, FORMAT_VERSION, MAGIC_PREFIX
+
+MAGIC = MAGIC_PREFIX + struct.pack(">H", FORMAT_VERSION)
 
 
 def edit_trailer(path, change):

@@ -15,6 +15,7 @@ from statestore.api.reaching import Reach
 from statestore.api.rows import Rows
 from statestore.api.sql_rows import SqlRows
 from statestore.checkpoint.history import HistoryEntry, read_history
+from statestore.core.defaults import SAVEPOINTS_KEPT
 from statestore.core.durations import require_duration
 from statestore.core.errors import StateStoreError
 from statestore.core.text import format_fields
@@ -301,6 +302,7 @@ class Directory:
 
         Raises:
             InvalidArgumentError: The page cannot be written.
+            IncompatibleError: The package that fills pages in is not installed.
             CorruptionError: Spark's logs cannot be read. Damaged state is a finding instead.
         """
         # Imported here because it needs packages that are an extra.
@@ -796,7 +798,8 @@ class Checkpoint(Directory):
                 was begun; with `where` name the keys then.
             dry_run: Whether to return what it would do, and change nothing. It reads every state
                 file, and a stream of keys.
-            progress: Called with the state partitions written and their number.
+            progress: Called with the state files read and their number; then with the state
+                partitions written and theirs.
 
         Returns:
             What was found; and once done `certificate`: files written and removed, with their
@@ -820,8 +823,9 @@ class Checkpoint(Directory):
         wanted = Wanted(where, keys)
         to = None if certificate is None else CertificateFile(certificate)
         with self._reach.checkpoint() as checkpoint:
-            forget = Forgetting(checkpoint, operator, wanted, all_rows, to)
-            return forget.result if dry_run else forget.run(progress or no_progress)
+            progress = progress or no_progress
+            forget = Forgetting(checkpoint, operator, wanted, all_rows, to, progress)
+            return forget.result if dry_run else forget.run(progress)
 
     def search_keys(
         self, keys: Any, *, operator: int = 0, certificate: str | os.PathLike[str] | None = None
@@ -897,7 +901,7 @@ class Checkpoint(Directory):
         destination: DirectoryLike,
         *,
         form: SavepointForm = "canonical",
-        keep: int = 5,
+        keep: int = SAVEPOINTS_KEPT,
         max_age: Duration | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,

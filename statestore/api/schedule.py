@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from statestore.api.checkpoint import Checkpoint, Directory
 from statestore.api.stopping import BY_HAND, checkpoint_of, session_of_driver
 from statestore.core.clock import Clock, SystemClock
+from statestore.core.defaults import SAVEPOINTS_KEPT
 from statestore.core.durations import Duration, require_duration
 from statestore.core.errors import NotFoundError, StateStoreError
 from statestore.io.storage import absolute_uri
@@ -61,7 +62,7 @@ class Every:
         interval: Duration,
         destination: DirectoryLike,
         *,
-        keep: int = 5,
+        keep: int = SAVEPOINTS_KEPT,
         max_age: Duration | None = None,
         form: SavepointForm = "canonical",
         storage_options: Mapping[str, object] | None = None,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from statestore.api.checkpoint import Checkpoint, Directory, Savepoint
 from statestore.api.reaching import Reach
 from statestore.api.trial import NEW, OLD, TRANSFORMED, Trial, uri_beside
+from statestore.core.defaults import BATCHES_REPEATED
 from statestore.core.errors import InvalidArgumentError
 from statestore.io.storage import is_same_directory
 from statestore.operations.checkpoint import open_checkpoint
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 
     Job: TypeAlias = "str | os.PathLike[str] | Callable[[], object]"
 
-BATCHES = 5
-
 
 def try_job(
     checkpoint: DirectoryLike,
@@ -52,7 +51,7 @@ def try_job(
     *,
     arguments: Sequence[str] = (),
     trial: DirectoryLike | None = None,
-    batches: int = BATCHES,
+    batches: int = BATCHES_REPEATED,
     against: Job | None = None,
     rows: Mapping[Any, Any] = MappingProxyType({}),
     ignore: Sequence[str] = (),

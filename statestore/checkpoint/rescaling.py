@@ -95,16 +95,12 @@ def contributors(partition: int, num_partitions_now: int, num_partitions: int) -
     return tuple(range(partition % common, num_partitions_now, common))
 
 
-def plan_rescale(
-    heads: Heads, num_partitions: int, *, version: int | None = None, is_whole: bool = False
-) -> RescaledStores:
+def plan_rescale(heads: Heads, num_partitions: int, *, is_whole: bool = False) -> RescaledStores:
     """Plan the next version of a store in another number of state partitions.
 
     Args:
         heads: The newest version of the store in every state partition, all of one number.
         num_partitions: State partitions of the new layout, a divisor of the number of key groups.
-        version: The rescaled version; None for the one after the heads'. A later one skips the
-            files of a batch that never ended.
         is_whole: All state is in state partition 0 and stays there, as in an aggregation or limit
             without keys; `heads` and the result have that partition only.
 
@@ -112,21 +108,13 @@ def plan_rescale(
         The store of each new state partition, planned when it is asked for.
 
     Raises:
-        InvalidArgumentError: The number of key groups is not a multiple (kind not-a-divisor).
+        InvalidArgumentError: The number of key groups is not a multiple.
         NotFoundError: A state partition is missing.
         IncompatibleError: The store is not rescalable by key groups (kind not-rescalable), or its
             state partitions differ in version, settings or IDs of column families.
     """
     of = _check_heads(heads, num_partitions, is_whole=is_whole)
-    number = of.version + 1 if version is None else version
-    if number <= of.version:
-        raise InvalidArgumentError(
-            "a rescaled version must be newer than the versions it is made of",
-            version=number,
-            newest_version=of.version,
-            to_fix=f"take {of.version + 1} or a later one",
-        )
-    return RescaledStores(heads, number, num_partitions, is_whole=is_whole)
+    return RescaledStores(heads, of.version + 1, num_partitions, is_whole=is_whole)
 
 
 class RescaledStores(Mapping[int, RescaledStore]):
@@ -261,7 +249,6 @@ def _check_heads(heads: Heads, num_partitions: int, *, is_whole: bool) -> Traile
     if num_partitions < 1 or (not is_whole and of.max_parallelism % num_partitions):
         raise InvalidArgumentError(
             "the number of key groups is not a multiple of the number of state partitions",
-            kind="not-a-divisor",
             store=store,
             max_parallelism=of.max_parallelism,
             num_partitions=num_partitions,

@@ -24,6 +24,7 @@ from statestore.cli.output import (
     version_option,
 )
 from statestore.core.clock import SystemClock
+from statestore.core.defaults import SAVEPOINTS_KEPT
 from statestore.core.errors import StateStoreError, StorageError
 from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
 from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     "--keep",
     type=click.IntRange(1),
     help="Take savepoint-<time>-<id> in DESTINATION, and keep so many of those there, the newest.  "
-    "[default: 5 with --max-age or --every]",
+    f"[default: {SAVEPOINTS_KEPT} with --max-age or --every]",
 )
 @click.option(
     "--max-age",
@@ -111,7 +112,7 @@ def savepoint(
             destination,
             None if dry_run else metrics,
             form=form,
-            keep=keep or 5,
+            keep=keep or SAVEPOINTS_KEPT,
             max_age=max_age,
             output=output,
         )

@@ -16,6 +16,7 @@ from statestore.cli.output import (
     storage_option,
     yes_option,
 )
+from statestore.core.defaults import BATCHES_REPEATED
 
 if TYPE_CHECKING:
     from statestore.api.trial import Trial
@@ -35,7 +36,7 @@ _TRIAL = "trial"
 @click.option(
     "--batches",
     type=click.IntRange(1),
-    default=5,
+    default=BATCHES_REPEATED,
     show_default=True,
     help="Repeat at most so many batches, the newest.",
 )

@@ -34,8 +34,6 @@ from statestore.core.key_groups import MAX_PARALLELISM_LIMIT, KeyGroupSet
 FORMAT_VERSION = 2
 """The newest that is known: a file is of 1 unless a column family has several value schemas."""
 MAGIC_PREFIX = b"SSTORE"
-MAGIC = MAGIC_PREFIX + struct.pack(">H", FORMAT_VERSION)
-"""Of the newest format version."""
 END_LENGTH = 16
 """Bytes after the trailer's JSON: its length, its CRC32C and the magic."""
 TAIL_BYTES = 16 * 1024

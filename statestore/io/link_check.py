@@ -122,7 +122,7 @@ class _Reader:
         return found
 
 
-class _ClassPath:
+class ClassPath:
     """Classes of jars, read when they are asked for; the jars are open until it is left."""
 
     def __init__(self, jars: Iterable[Path]) -> None:
@@ -203,26 +203,11 @@ def find_missing(shim: Path, spark_jars: Iterable[Path]) -> dict[str, list[str]]
         CorruptionError: A jar cannot be read.
     """
     missing: dict[str, list[str]] = {}
-    with _ClassPath([shim, *spark_jars]) as path, zipfile.ZipFile(shim) as jar:
+    with ClassPath([shim, *spark_jars]) as path, zipfile.ZipFile(shim) as jar:
         for name in _classes_in(jar):
             for thing in _missing_of(path[name], path):
                 missing.setdefault(thing, []).append(name)
     return missing
-
-
-def read_class(jars: Iterable[Path], name: str) -> ClassFile:
-    """Return a class of some jars.
-
-    Args:
-        jars: The first one that has it counts.
-        name: Its name, with slashes.
-
-    Raises:
-        KeyError: No jar has it.
-        CorruptionError: A jar cannot be read.
-    """
-    with _ClassPath(jars) as path:
-        return path[name]
 
 
 def describe(missing: dict[str, list[str]]) -> list[str]:
@@ -236,7 +221,7 @@ def _classes_in(jar: zipfile.ZipFile) -> list[str]:
     return [name.removesuffix(".class") for name in jar.namelist() if name.endswith(".class")]
 
 
-def _missing_of(found: ClassFile, path: _ClassPath) -> Iterator[str]:
+def _missing_of(found: ClassFile, path: ClassPath) -> Iterator[str]:
     for name in found.classes:
         element = name.lstrip("[").removeprefix("L").removesuffix(";")
         is_javas = element.startswith(("java/", "javax/", "sun/")) or "/" not in element

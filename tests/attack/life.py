@@ -52,7 +52,7 @@ EXPIRED_S = 3 * LEASE_INTERVAL_MS / 1000 + 2.5
 two seconds by which dates of a storage may be wrong."""
 SOMEBODY_ELSE = (
     "checkpoint-in-use", "checkpoint-under-operation", "fenced", "unfinished-operation",
-    "unfinished-batch", "lineage-broken", "version-exists", "file-not-found", "version-not-found",
+    "unfinished-batch", "lineage-broken", "file-not-found", "version-not-found",
     "checkpoint-exists", "keys-not-found",
 )  # fmt: skip
 """Kinds of errors by which one of two at a time may end."""

@@ -2,7 +2,6 @@
 
 import json
 import re
-from datetime import UTC, datetime
 from inspect import cleandoc
 from pathlib import Path
 
@@ -145,14 +144,12 @@ def test_state_without_metadata_of_its_operators_is_not_shown_as_none(made):
     assert "metadata" in shown
 
 
-def test_objects_are_short_and_times_are_times(made):
-    """Catches a notebook's cell of 17 kB, and a number where a time is meant."""
+def test_objects_are_short(made):
+    """Catches a notebook's cell of 17 kB."""
     checkpoint = Checkpoint(made.path)
-    newest = checkpoint.versions()[0]
 
     assert len(repr(checkpoint.info)) < 300
     assert len(repr(checkpoint.report())) < 300
-    assert newest.committed_at == datetime.fromtimestamp(newest.committed_ms / 1000, UTC)
     assert {"Any", "TYPE_CHECKING", "annotations", "import_module"}.isdisjoint(dir(statestore))
     assert {*statestore.__all__} <= {*dir(statestore)}
 

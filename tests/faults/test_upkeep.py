@@ -109,7 +109,7 @@ def test_verify_finds_a_flipped_byte_in_every_version_made_of_it(made):
     assert fast.findings == ()
     assert {finding.version for finding in deep.findings} == {2, 3, 4}
     assert {finding.kind for finding in deep.findings} == {"checksum-mismatch"}
-    assert deep.is_sound(1)
+    assert 1 in deep.versions
     code, printed = run("verify", made.path, "--deep")
     assert (code, printed["ok"]) == (1, False)
 

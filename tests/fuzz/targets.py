@@ -4,13 +4,11 @@ Checksums are put right first: they keep accidents out, not what somebody wrote 
 """
 
 import json
-import struct
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
-import google_crc32c
 import pyarrow as pa
 
 from statestore.checkpoint.history import entries_of
@@ -33,7 +31,7 @@ from statestore.codec.references import StoreName
 from statestore.codec.rows import SCHEMA, rows_in, to_numpy
 from statestore.codec.spark_types import parse_schema
 from statestore.codec.state_file import blocks_of, slices_of
-from statestore.codec.trailer import MAGIC, Trailer, decode_trailer, encode_trailer
+from statestore.codec.trailer import Trailer, decode_trailer, encode_trailer
 from statestore.codec.unsafe_row import decode_rows
 from statestore.core.clock import ManualClock
 from statestore.core.errors import InternalError, StateStoreError
@@ -45,6 +43,7 @@ from statestore.operations.metadata_file import check_of_query
 from statestore.operations.rescale.rescale import check_rescalable
 from statestore.operations.savepoint.savepoint import read_savepoint
 from tests.golden.row_cases import ROWS_PATH
+from tests.hostile import seal_trailer
 
 GOLDEN = json.loads(ROWS_PATH.read_text())
 _SCHEMAS = [golden["schema"] for golden in GOLDEN["rows"].values()]
@@ -79,7 +78,7 @@ class _Named(suppress):
 
 def fuzz_trailer(data):
     """The bytes are the JSON of a trailer; what is decoded is used as a load does."""
-    sealed = data + struct.pack("<II", len(data), google_crc32c.value(data)) + MAGIC
+    sealed = seal_trailer(data)
     with _Named():
         decode_trailer(data, len(data), "file")
     try:

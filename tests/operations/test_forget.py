@@ -66,7 +66,12 @@ def test_forgotten_keys_are_in_no_byte_of_the_checkpoint(
             for key in [key for key in rows if int.from_bytes(key[8:16], "little") in gone]:
                 del rows[key]
 
-    assert checkpoint.forget(keys=keys[0], dry_run=True).num_keys == 3
+    told: list[tuple[int, int]] = []
+    planned = checkpoint.forget(
+        keys=keys[0], dry_run=True, progress=lambda *done: told.append(done)
+    )
+    assert planned.num_keys == 3
+    assert told[-1] == (len(told), len(told))  # files that were read, and their number
     first = checkpoint.forget(keys=keys[0]).certificate
     # The same numbers are keys of the join as well.
     assert first.search is not None

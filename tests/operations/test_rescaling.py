@@ -198,8 +198,8 @@ def test_state_of_a_single_partition_is_carried_whole(tmp_path):
 @pytest.mark.parametrize(
     ("change", "num_partitions", "error", "kind"),
     [
-        ({}, 5, InvalidArgumentError, "not-a-divisor"),
-        ({}, 0, InvalidArgumentError, "not-a-divisor"),
+        ({}, 5, InvalidArgumentError, "invalid-argument"),
+        ({}, 0, InvalidArgumentError, "invalid-argument"),
         ({"rescalable": False}, 8, IncompatibleError, "not-rescalable"),
         ({"max_parallelism": 48}, 8, IncompatibleError, None),
     ],

@@ -19,6 +19,7 @@ from pyspark.sql import functions as sf
 from statestore import Checkpoint
 from statestore.checkpoint.operator_metadata import OperatorInfo, read_operators
 from statestore.core.errors import InvalidArgumentError
+from statestore.core.text import to_time
 from statestore.io.local import LocalFileIO
 from statestore.operations.addresses import NO_SUCH_ROWS, RowsPlace, find_place, places_of
 from statestore.operations.reading.tables import TableInfo
@@ -292,7 +293,9 @@ def test_metadata_tables_say_what_the_package_says(session: SparkSession, tmp_pa
     assert _tables(session, path, "metadata") == METADATA
     assert [
         (row.version, row.batch, row.committed_at.replace(tzinfo=UTC)) for row in rows("versions")
-    ] == sorted((info.version, info.batch, info.committed_at) for info in checkpoint.versions())
+    ] == sorted(
+        (info.version, info.batch, to_time(info.committed_ms)) for info in checkpoint.versions()
+    )
     (store,) = checkpoint.inspect()
     assert [tuple(row) for row in rows("operators")] == [
         (0, store.operator_name, store.name, 6),

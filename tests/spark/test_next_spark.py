@@ -13,7 +13,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore.io.link_check import read_class
+from statestore.io.link_check import ClassPath
 
 from .harness import FILESYSTEM, HDFS, PROVIDER_CLASS, STATE_STORE
 
@@ -112,7 +112,8 @@ def spark_jars() -> list[Path]:
 @pytest.mark.parametrize("name", BODIES)
 def test_trait_has_no_body_that_the_shim_does_not_know(spark_jars: list[Path], name: str) -> None:
     """Catches a method that links without ours, that Spark begins to call and ours should have."""
-    declared = read_class(spark_jars, f"{STATE}/{name}").methods.items()
+    with ClassPath(spark_jars) as path:
+        declared = path[f"{STATE}/{name}"].methods.items()
     bodies = {method for (method, _), access in declared if not access & (_ABSTRACT | _STATIC)}
 
     assert {method for method in bodies if "$" not in method} - BODIES[name] == set()
@@ -121,6 +122,7 @@ def test_trait_has_no_body_that_the_shim_does_not_know(spark_jars: list[Path], n
 @pytest.mark.needs("row-api")  # Spark 4.0 has it in another package, as it always will
 def test_state_of_an_operator_is_named_by_what_the_shim_knows(spark_jars: list[Path]) -> None:
     """Catches a field that says more of where a state lies than the shim asks for."""
-    fields = read_class(spark_jars, f"{OPERATORS}/StatefulOperatorStateInfo").fields
+    with ClassPath(spark_jars) as path:
+        fields = path[f"{OPERATORS}/StatefulOperatorStateInfo"].fields
 
     assert {name for name, _ in fields} - STATE_INFO == set()

@@ -24,7 +24,7 @@ from statestore.core.errors import (
 from statestore.core.json_fields import Fields, MalformedError, to_text
 from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
 from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
-from statestore.core.text import Told, format_bytes, format_time, to_time
+from statestore.core.text import Told, format_bytes, format_time
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.copying import Copy, MadeFiles, same_shape, source_of
 from statestore.operations.metadata_file import (
@@ -36,8 +36,6 @@ from statestore.operations.metadata_file import (
 from statestore.operations.passes import Copied, Dealt
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from statestore.io.file_io import FileIO
     from statestore.io.place import Place
     from statestore.operations.checkpoint import OpenCheckpoint
@@ -87,11 +85,6 @@ class SavepointInfo(Told):
     num_rows: int | None
     state_bytes: int
     operators: tuple[str, ...]
-
-    @property
-    def created_at(self) -> datetime:
-        """When it was taken, as a time in UTC."""
-        return to_time(self.created_ms)
 
     def fields_for_people(self) -> list[tuple[str, object]]:
         """Return its attributes in words."""

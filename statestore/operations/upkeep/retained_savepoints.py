@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar
 
 from statestore.checkpoint.query_log import read_text, write_text
+from statestore.core.defaults import SAVEPOINTS_KEPT
 from statestore.core.durations import duration_ms, require_duration
 from statestore.core.errors import (
     CorruptionError,
@@ -65,7 +66,7 @@ class Retention:
         InvalidArgumentError: None would stay, or there is no such form.
     """
 
-    keep: int = 5
+    keep: int = SAVEPOINTS_KEPT
     max_age: Duration | None = None
     form: SavepointForm = "canonical"
 

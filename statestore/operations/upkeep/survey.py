@@ -23,7 +23,7 @@ from statestore.core.errors import (
     StateStoreError,
 )
 from statestore.core.providers import IN_DRIVER_MEMORY, SPARK_PROVIDERS
-from statestore.core.text import format_bytes, to_time
+from statestore.core.text import format_bytes
 from statestore.operations.batches import read_own_batch
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, OpenCheckpoint
 from statestore.operations.in_use import find_users
@@ -37,7 +37,6 @@ from statestore.spark_files import files as spark_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from datetime import datetime
 
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.operator_metadata import OperatorInfo
@@ -83,11 +82,6 @@ class VersionInfo:
     committed_ms: int | None
     commit: CommitTimes | None
     problem: str | None
-
-    @property
-    def committed_at(self) -> datetime | None:
-        """When its batch was committed, as a time in UTC; None where nobody knows."""
-        return None if self.committed_ms is None else to_time(self.committed_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,12 +144,6 @@ class Verification:
             finding.is_recoverable for finding in self.findings if finding.version == version
         )
 
-    def is_sound(self, version: int) -> bool:
-        """Return whether nothing is wrong with a version."""
-        return version in self.versions and all(
-            finding.version != version for finding in self.findings
-        )
-
 
 def _is_schema(path: str) -> bool:
     """Whether a file is one of Spark's state schemas."""
