@@ -242,7 +242,10 @@ def check_new(io: TreeFileIO, path: str, uri: str, operation: str, source: str) 
             directory=uri,
             begun=begun,
             asked=operation,
-            to_fix=f"let the {begun} end, or delete the directory when it was killed "
+            to_fix="let the promote end, or repeat it; `statestore drop TRIAL --yes` puts the old "
+            "checkpoint back. Name another directory"
+            if begun == "promote"
+            else f"let the {begun} end, or delete the directory when it was killed "
             "and is not to be done again",
         )
     for info in _files(io, path):

@@ -18,10 +18,11 @@ from statestore.core.errors import (
     StorageError,
 )
 from statestore.core.options import StateStoreOptions
+from statestore.io.local import LocalFileIO
 from statestore.io.memory import MemoryFileIO
 from statestore.io.storage import is_within, resolve_path
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.metadata_file import metadata_fields
+from statestore.operations.metadata_file import mark_unfinished, metadata_fields
 from statestore.operations.new_directory import begin_directory
 from statestore.operations.savepoint.savepoint import open_savepoint
 from statestore.testing.fault_io import Fault, FaultFileIO
@@ -121,6 +122,18 @@ def test_directory_that_another_operation_began_is_left_to_it(tmp_path):
                 act()
             assert raised.value.kind == "unfinished-operation"
         assert files_below(tmp_path / "new") == before
+
+
+def test_checkpoint_that_a_promote_left_is_not_advised_to_be_deleted(tmp_path):
+    """Catches advice by which a query in production is deleted, for a promote that was killed."""
+    query, other = (make_query(tmp_path / name) for name in ("query", "other"))
+    mark_unfinished(LocalFileIO(), query.path, "promote")
+
+    with pytest.raises(InvalidArgumentError, match="statestore drop TRIAL --yes") as raised:
+        at(other.path, options=OPTIONS).savepoint(query.path)
+
+    assert raised.value.kind == "unfinished-operation"
+    assert "delete" not in str(raised.value)
 
 
 CRASHES = {

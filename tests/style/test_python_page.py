@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import click
 
-from statestore import Checkpoint, Rows, Savepoint
+import statestore
+from statestore import Checkpoint, Rows, Savepoint, StateStoreError
 from statestore.cli.commands import cli
+from statestore.core import errors
 
 from .test_repo_style import ROOT
 
@@ -155,3 +157,21 @@ def test_the_shell_says_the_same_words_in_the_same_order() -> None:
         if command and {"checkpoint", "old", "source"} & {each.name for each in command.params}
     }
     assert {one.command[0] for one in named} == on_a_checkpoint
+
+
+def test_the_page_names_all_that_the_package_has() -> None:
+    """Catches a function that nobody finds, and an error that programs cannot name."""
+    _, _, text = (ROOT / "docs" / "python.md").read_text().partition("\n## Every name\n")
+    names, _, of_errors = text.partition("\nThe other errors")
+
+    def in_table(part: str) -> list[str]:
+        cells = re.findall(r"^\|(.*?)\|", part, re.MULTILINE)
+        return sorted(name for cell in cells for name in CODE.findall(cell))
+
+    classes = {
+        name
+        for name, of in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(of, StateStoreError)
+    }
+    assert in_table(names) == sorted(statestore.__all__)
+    assert in_table(of_errors) == sorted(classes - {*statestore.__all__})
