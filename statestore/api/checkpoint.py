@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from statestore.api.listing import Listing, schema_of
-from statestore.api.reaching import Reach
+from statestore.api.reaching import Reach, Reached
 from statestore.api.rows import Rows
 from statestore.api.sql_rows import SqlRows
 from statestore.checkpoint.history import HistoryEntry, read_history
@@ -107,7 +107,7 @@ _SAVEPOINTS: dict[str, pa.DataType] = {
 }
 
 
-class Directory:
+class Directory(Reached):
     """A directory with a query's state: a checkpoint or a savepoint, of this package or of Spark's.
 
     Nothing is open between two calls: each sees the directory as it is then, also while the query
@@ -209,7 +209,7 @@ class Directory:
             timeout: How long it may run until the last row was read, a timedelta or seconds, at
                 least 1 s; None for any time.
         """
-        attached = {alias: self._beside(of) for alias, of in (attach or {}).items()}
+        attached = {alias: self._reach.beside(of) for alias, of in (attach or {}).items()}
         timeout_ms = None if timeout is None else require_duration("timeout", timeout)
         return SqlRows(self._reach, sql, attached, memory_limit, timeout_ms)
 
@@ -367,7 +367,7 @@ class Directory:
                 schema that cannot change would; or joins cannot have `join_format`, of which
                 docs/spark.md has every case.
         """
-        to = self._beside(destination).place
+        to = self._reach.beside(destination).place
         with self._reach.checkpoint() as checkpoint:
             copy = decide_rows(
                 "transform",
@@ -439,7 +439,7 @@ class Directory:
                 or state schemas are missing.
             CorruptionError, FencedError, StorageError: A file cannot be read, or a storage failed.
         """
-        to = self._beside(new)
+        to = self._reach.beside(new)
         operators = OperatorMap(map_operators or {}, frozenset(drop_operators), add_operators or {})
         with to.opened() as target, self._reach.checkpoint() as source:
             return decide_restore(
@@ -453,14 +453,8 @@ class Directory:
                 keeps_query_id=not new_query_id,
             ).make(lambda _: Checkpoint._at(to), dry_run=dry_run, progress=progress)
 
-    def _beside(self, directory: DirectoryLike) -> Reach:
-        """Return how another directory is reached: as it says, or else as this one."""
-        if isinstance(directory, Directory):
-            return directory._reach
-        return self._reach.beside(directory)
-
     def _savepoint(self, directory: DirectoryLike) -> Savepoint:
-        return Savepoint._at(self._beside(directory))
+        return Savepoint._at(self._reach.beside(directory))
 
 
 class Checkpoint(Directory):
@@ -530,7 +524,7 @@ class Checkpoint(Directory):
         Raises:
             InvalidArgumentError: No storage of that URI (kind unsupported-scheme).
         """
-        reach = self._beside(directory)
+        reach = self._reach.beside(directory)
         with self._reach.checkpoint() as checkpoint:
             found = find_savepoints(checkpoint, reach.place.uri)
         infos = {one.uri: one.savepoint for one in found}
@@ -884,7 +878,7 @@ class Checkpoint(Directory):
                 such form; or the form is native and the state is in checkpoint memory.
             NotFoundError: The version is being expired faster than it is copied.
         """
-        to = self._beside(destination).place
+        to = self._reach.beside(destination).place
         with self._reach.using(), self._reach.opened() as place:
             return take_savepoint(
                 place,
@@ -930,7 +924,7 @@ class Checkpoint(Directory):
             CorruptionError: The newest savepoint is damaged, so none was deleted.
         """
         retention = Retention(keep, max_age, form)
-        to = self._beside(destination).place
+        to = self._reach.beside(destination).place
         with self._reach.using(), self._reach.opened() as place:
             return retain_savepoint(place, to, retention, dry_run=dry_run, progress=progress)
 
@@ -960,7 +954,7 @@ class Checkpoint(Directory):
             InvalidArgumentError: The new checkpoint has files (kind checkpoint-exists), or the
                 state is in checkpoint memory.
         """
-        to = self._beside(new)
+        to = self._reach.beside(new)
         with self._reach.checkpoint() as checkpoint:
             return decide_branch(checkpoint, to.place, version).make(
                 lambda _: Checkpoint._at(to), dry_run=dry_run, progress=progress
@@ -1003,7 +997,7 @@ class Checkpoint(Directory):
                 not got the jar.
             CorruptionError, StorageError: State cannot be read or written; names the reason.
         """
-        there = self._beside(new)
+        there = self._reach.beside(new)
         with open_conversion(
             self._reach.place,
             there.place,

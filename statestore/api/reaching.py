@@ -31,6 +31,12 @@ _MOST_LISTED = 10_000
 """Directories in which checkpoints are looked for."""
 
 
+class Reached:
+    """An object that stands for a directory, with the options that reach it."""
+
+    _reach: Reach
+
+
 class Reach:
     """A place, and what opens it. Nothing is open between two calls.
 
@@ -87,8 +93,10 @@ class Reach:
         made.place = place
         return made
 
-    def beside(self, directory: str | os.PathLike[str]) -> Reach:
-        """Return the reach of another directory, by the same means."""
+    def beside(self, directory: str | os.PathLike[str] | Reached) -> Reach:
+        """Return the reach of another directory: as it says, or else by the same means."""
+        if isinstance(directory, Reached):
+            return directory._reach
         made = Reach.of(self.place.beside(absolute_uri(os.fspath(directory))))
         made.given, made.hadoop_conf, made.spark = self.given, self.hadoop_conf, self.spark
         return made

@@ -8,7 +8,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from statestore.api.checkpoint import Checkpoint
-from statestore.api.stopping import checkpoint_of, session_of_driver
 from statestore.core.durations import Duration, require_duration
 from statestore.core.errors import InvalidArgumentError, StateStoreError
 from statestore.core.key_groups import check_range
@@ -16,6 +15,7 @@ from statestore.core.options import PREFIX
 from statestore.core.scaling import Load, Scaler
 from statestore.operations.rescale.rescale import finish_rescale, numbers_by_reference, rescale
 from statestore.spark.batch_end import stop_after_batch
+from statestore.spark.driver_session import checkpoint_of, session_of_driver
 from statestore.spark.failures import LASTING_KINDS
 
 if TYPE_CHECKING:

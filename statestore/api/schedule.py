@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from statestore.api.checkpoint import Checkpoint, Directory
-from statestore.api.stopping import BY_HAND, checkpoint_of, session_of_driver
+from statestore.api.stopping import BY_HAND
 from statestore.core.clock import Clock, SystemClock
 from statestore.core.defaults import SAVEPOINTS_KEPT
 from statestore.core.durations import Duration, require_duration
 from statestore.core.errors import NotFoundError, StateStoreError
 from statestore.io.storage import absolute_uri
 from statestore.operations.upkeep.retained_savepoints import Retention
+from statestore.spark.driver_session import checkpoint_of, session_of_driver
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from statestore.api.checkpoint import Checkpoint
-from statestore.io.local import resolve_local_path
-from statestore.io.storage import scheme_of
 from statestore.operations.new_directory import check_target
 from statestore.operations.savepoint.savepoint import check_form, decide_savepoint
 from statestore.spark.batch_end import stop_after_batch
-from statestore.spark.connect import require_driver
+from statestore.spark.driver_session import checkpoint_of, session_of_driver
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from statestore.api.checkpoint import DirectoryLike, Savepoint
@@ -68,7 +65,7 @@ def stop_with_savepoint(
     )
     with checkpoint._reach.checkpoint() as found:
         # What is refused, or cannot be read, is told while the query runs.
-        place = checkpoint._beside(destination).place
+        place = checkpoint._reach.beside(destination).place
         if found.newest_version:
             decide_savepoint(found, place, form=form)
         else:
@@ -76,28 +73,3 @@ def stop_with_savepoint(
             check_target(place, "savepoint", found.uri)
     stop_after_batch(query, wait_s)
     return checkpoint.savepoint(destination, form=form).made
-
-
-def checkpoint_of(query: StreamingQuery, asked: str, to_fix: str) -> str:
-    """Return the checkpoint directory of a query, a path where it is local.
-
-    Args:
-        query: A query of this driver.
-        asked: What the program called, for errors.
-        to_fix: What to do where that cannot be.
-
-    Raises:
-        InvalidArgumentError: The query is one of Spark Connect (kind spark-connect).
-    """
-    require_driver(query, asked, to_fix)
-    # There is no public way to be told.
-    root = str(query._jsq.streamingQuery().resolvedCheckpointRoot())
-    return resolve_local_path(root, is_encoded=False) if scheme_of(root) == "file" else root
-
-
-def session_of_driver() -> SparkSession:
-    """Return the session of this driver."""
-    from pyspark.sql import SparkSession
-
-    session = SparkSession.getActiveSession()
-    return session if session is not None else SparkSession.builder.getOrCreate()

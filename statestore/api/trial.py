@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from statestore.api.checkpoint import Checkpoint, Directory
+from statestore.api.checkpoint import Checkpoint
 from statestore.api.reaching import Reach
 from statestore.checkpoint.layout import is_temporary
 from statestore.checkpoint.query_log import read_bytes
@@ -170,7 +170,7 @@ class Trial:
                 to = self._reach.beside(record.savepoint)
             else:
                 self._check_approved(record, accept=accept)
-                to = self._beside(
+                to = self._reach.beside(
                     savepoint or uri_beside(record.checkpoint, f"-before-{record.version}")
                 )
                 check_apart(to.place.uri, self.uri)
@@ -251,11 +251,6 @@ class Trial:
                 to_fix="look at the rows that differ, in `statestore try` or its page; mend the "
                 "job, ignore columns, or accept the differences: accept=True, --accept",
             )
-
-    def _beside(self, directory: DirectoryLike) -> Reach:
-        return (
-            directory._reach if isinstance(directory, Directory) else self._reach.beside(directory)
-        )
 
     def _below(self, name: str) -> Reach:
         return self._reach.beside(f"{self.uri}/{name}")

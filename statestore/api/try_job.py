@@ -113,7 +113,7 @@ def try_job(
         else Reach(checkpoint, storage_options, None)
     )
     ck = Checkpoint._at(reach)
-    it = Trial._at(ck._beside(uri_beside(ck.uri, "-trial") if trial is None else trial))
+    it = Trial._at(ck._reach.beside(uri_beside(ck.uri, "-trial") if trial is None else trial))
     sides = {NEW: _Side(CHECKPOINT, job, tuple(arguments))}
     if against is not None:
         sides[OLD] = _Side(AGAINST, against, tuple(arguments))

@@ -100,7 +100,7 @@ def _deciding_rows(
             yield decide_rows(
                 "write",
                 checkpoint,
-                of._beside(destination).place,
+                of._reach.beside(destination).place,
                 rows,
                 version=version,
                 change_schema=change_schema,
@@ -115,5 +115,5 @@ def _deciding_rows(
         )
     batch = CapturedBatch(like.checkpoint_format, offsets, watermark_ms)
     with of._reach.checkpoint() as checkpoint:
-        to = of._beside(destination).place
+        to = of._reach.beside(destination).place
         yield decide_bootstrap(checkpoint, batch, to, rows)

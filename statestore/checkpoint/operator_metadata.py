@@ -56,6 +56,12 @@ class StoreInfo:
     num_partitions: int
     schema_files: tuple[str, ...] = ()
 
+    @property
+    def schema_paths(self) -> tuple[str, ...]:
+        """Paths of its schemas below the operator's directory, newest last, of any metadata."""
+        first = f"0/{self.name}/_metadata/schema".replace("/default/", "/")
+        return self.schema_files or (first,)
+
 
 @dataclass(frozen=True, slots=True)
 class StateVariable:

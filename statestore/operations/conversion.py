@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
-from statestore.checkpoint.operator_metadata import OperatorInfo, StoreInfo
+from statestore.checkpoint.operator_metadata import OperatorInfo
 from statestore.codec.column_family import ColumnFamily
 from statestore.codec.partition_key import is_single
 from statestore.codec.references import StoreName
@@ -251,17 +251,12 @@ def _operators(checkpoint: OpenCheckpoint) -> tuple[ConvertedOperator, ...]:
     return tuple(_operator(checkpoint, info) for info in infos)
 
 
-def schemas_of(store: StoreInfo) -> tuple[str, ...]:
-    """Return the paths of a store's state schemas below its operator's directory, newest last."""
-    return store.schema_files or (f"0/{store.name}/_metadata/schema".replace("/default/", "/"),)
-
-
 def _operator(checkpoint: OpenCheckpoint, info: OperatorInfo) -> ConvertedOperator:
     """Return an operator with the state partitions that have state to convert."""
     if info.has_families:  # the schemas were looked for with the metadata
         return ConvertedOperator(info, checkpoint.num_partitions)
     for store in info.stores:
-        schema = f"{checkpoint.state_directory}/{info.id}/{schemas_of(store)[-1]}"
+        schema = f"{checkpoint.state_directory}/{info.id}/{store.schema_paths[-1]}"
         directory, _, name = schema.rpartition("/")
         if all(file.name != name for file in checkpoint.io.list(directory)):
             raise NotFoundError(

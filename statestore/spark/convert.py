@@ -34,7 +34,6 @@ from statestore.operations.conversion import (
     CONVERT,
     Convert,
     decide_convert,
-    schemas_of,
 )
 from statestore.operations.copying import begin_history
 from statestore.operations.in_use import require_not_in_use, require_same_batches
@@ -167,7 +166,7 @@ class Conversion:
                     "name": name,
                     "num_prefix_columns": info.stores[number].num_prefix_columns,
                     "schema_files": [
-                        f"{operator}/{file}" for file in schemas_of(info.stores[number])
+                        f"{operator}/{file}" for file in info.stores[number].schema_paths
                     ],
                     "lists": sorted(info.lists),
                     "indexes": sorted(info.indexes),
@@ -238,7 +237,7 @@ class Conversion:
         ]
         for operator in (one.info for one in self._decided.operators):
             for store in operator.stores:
-                names += [f"state/{operator.id}/{file}" for file in schemas_of(store)]
+                names += [f"state/{operator.id}/{file}" for file in store.schema_paths]
         copy_files(source, target, {name: name for name in names})
         copy_operators(
             source,

@@ -12,6 +12,7 @@ import statestore.api.checkpoint
 import statestore.cli.commands
 import statestore.cli.converting
 import statestore.cli.inspecting
+import statestore.cli.listing
 import statestore.cli.rescale
 import statestore.cli.savepoints
 import statestore.cli.trial

@@ -40,7 +40,6 @@ from statestore.core.providers import SPARK_PROVIDERS
 from statestore.io.local import named_errors
 from statestore.operations import spark_states
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, OpenCheckpoint, open_checkpoint
-from statestore.operations.conversion import schemas_of
 from statestore.operations.metadata_file import read_metadata
 from statestore.operations.processes import (
     into_shares,
@@ -184,7 +183,7 @@ class _Verifier:
         except DAMAGE:
             return  # found where stores are looked for
         for operator in operators:
-            files = {file for store in operator.stores for file in schemas_of(store)}
+            files = {file for store in operator.stores for file in store.schema_paths}
             for file in sorted(files):
                 path = f"{checkpoint.state_directory}/{operator.id}/{file}"
                 try:

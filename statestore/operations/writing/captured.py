@@ -14,7 +14,6 @@ from statestore.core.errors import InvalidArgumentError
 from statestore.core.key_groups import resolve_max_parallelism
 from statestore.operations.batches import with_watermark
 from statestore.operations.committed_version import CommittedVersion, spark_files_of
-from statestore.operations.conversion import schemas_of
 from statestore.operations.writing.shape import MERGE_ZEROS, StoreShape
 from statestore.spark_files.schemas import read_schemas
 
@@ -139,7 +138,7 @@ def _families(
     checkpoint: OpenCheckpoint, operator: OperatorInfo, store: StoreInfo
 ) -> tuple[ColumnFamily, ...]:
     """Return the column families that the first batch would make, by Spark's file of schemas."""
-    path = f"{checkpoint.state_directory}/{operator.id}/{schemas_of(store)[-1]}"
+    path = f"{checkpoint.state_directory}/{operator.id}/{store.schema_paths[-1]}"
     found = read_schemas(read_bytes(checkpoint.io, path), path)
     if not operator.has_families:
         prefix = store.num_prefix_columns or None

@@ -16,7 +16,6 @@ from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.text import format_count
 from statestore.operations.batches import find_edit
 from statestore.operations.committed_version import find_version
-from statestore.operations.conversion import schemas_of
 from statestore.operations.copying import same_shape
 from statestore.operations.key_set import KeySet
 from statestore.operations.new_directory import check_target
@@ -357,7 +356,7 @@ def _schema_files(version: CommittedVersion, rows: list[FamilyRows]) -> dict[str
             continue
         operator = version.checkpoint.operator(of.shape.operator)
         store = next(store for store in operator.stores if store.name == of.shape.name)
-        path = f"state/{operator.id}/{schemas_of(store)[-1]}"
+        path = f"state/{operator.id}/{store.schema_paths[-1]}"
         changed.setdefault(path, {})[of.family.name] = of.family
     source = version.checkpoint
     return {

@@ -39,7 +39,6 @@ from statestore.codec.unsafe_row_encoding import fixed_binary, join_binary
 from statestore.core.errors import CorruptionError, IncompatibleError, InvalidArgumentError
 from statestore.core.text import format_count
 from statestore.io.storage import hadoop_uri
-from statestore.operations.conversion import schemas_of
 from statestore.operations.copy_result import FamilyChange
 from statestore.operations.full_state import MAX_STATES_AT_ONCE, StateWriter
 from statestore.operations.metadata_file import new_query_id
@@ -224,7 +223,7 @@ class Stored:
         """
         operator = source.operator(self.shape.operator)
         (info,) = (store for store in operator.stores if store.name == self.shape.name)
-        path = f"{source.state_directory}/{operator.id}/{schemas_of(info)[-1]}"
+        path = f"{source.state_directory}/{operator.id}/{info.schema_paths[-1]}"
         known = read_schemas(read_bytes(source.io, path), path)
         (found,) = (family for family in known if family.name == self.family.name)
         return found
