@@ -147,6 +147,7 @@ class MadeJoin:
             text = repr(key)
             self.keys[text] = key
             self.held.setdefault((side, text), []).append(row)
+        for side, text in dict.fromkeys((side, repr(key)) for side, key, _ in added):
             put(side, text)
         self.made.run_batch(changes)
         for store in self.made.operators[0][1]:

@@ -39,11 +39,14 @@ RowKey = tuple[int, bytes]
 
 
 class SortedRun(Protocol):
-    """Rows in file order, each key once: a state file, or a temporary sorted run."""
+    """Rows in file order: a state file, with each key once, or a temporary sorted run.
+
+    Of the rows of a key the later ones are younger.
+    """
 
     @property
     def num_batches(self) -> int:
-        """Number of record batches, none of them empty."""
+        """Number of record batches; some may be empty."""
         ...
 
     def batch(self, index: int) -> pa.RecordBatch:
@@ -154,11 +157,11 @@ def _slices(
 ) -> Iterator[tuple[list[pa.RecordBatch], list[int]]]:
     """Yield the rows of each slice as pieces of runs, and the index of each piece's run.
 
-    Of a single run a record batch is a slice: nothing has to be found, or put together.
+    All rows of a key are in one slice.
     """
     if len(runs) == 1:
-        for index in range(runs[0].num_batches):
-            yield [runs[0].batch(index)], [0]
+        for block in _blocks(runs[0], max_parallelism):
+            yield block, [0] * len(block)
         return
     cursors = [_Cursor(run, max_parallelism) for run in runs]
     for end in [*_slice_ends(runs, max_parallelism, slice_bytes), None]:
@@ -169,6 +172,38 @@ def _slices(
                 pieces.append(piece)
                 ages.append(age)
         yield pieces, ages
+
+
+def _blocks(run: SortedRun, max_parallelism: int | None) -> Iterator[list[pa.RecordBatch]]:
+    """Yield a run record batch by record batch; rows of a key that are in several come together."""
+    held: list[pa.RecordBatch] = []
+    for index in range(run.num_batches):
+        batch = run.batch(index)
+        if batch.num_rows == 0:
+            continue
+        if held:
+            start = _start_of_key(held[-1], batch, max_parallelism)
+            # Where it is not 0, what is held before the key has no row of it.
+            if start:
+                yield [*held[:-1], held[-1].slice(0, start)]
+                held = [held[-1].slice(start)] if start < held[-1].num_rows else []
+        held.append(batch)
+    if held:
+        yield held
+
+
+def _start_of_key(
+    before: pa.RecordBatch, batch: pa.RecordBatch, max_parallelism: int | None
+) -> int:
+    """Return the first row in a record batch of the key that the next one starts with."""
+    key = batch.column(3)[0].as_py()
+    keys = before.column(3)
+    if keys[-1].as_py() != key:
+        return before.num_rows
+    groups = sort_group(before, max_parallelism)
+    group = int(sort_group(batch.slice(0, 1), max_parallelism)[0])
+    low, high = (int(np.searchsorted(groups, group, side)) for side in ("left", "right"))
+    return bisect.bisect_left(range(low, high), key, key=lambda row: keys[row].as_py()) + low
 
 
 def _slice_ends(

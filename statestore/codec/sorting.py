@@ -56,7 +56,7 @@ def sort_into_runs(
         OSError: The local disk failed.
     """
     runs: list[LocalRun] = []
-    for piece in gather(batches):
+    for piece in gather(batches, RUN_BYTES):
         path = f"{directory}/{len(runs)}.arrow"
         if is_by_key and max_parallelism is not None:
             runs.append(_write_sorted(sort_rows_by_key(piece, max_parallelism), path))

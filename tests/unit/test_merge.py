@@ -1,5 +1,7 @@
 """Merging runs: last writer wins, merges append, deletes vanish, memory stays bounded."""
 
+from itertools import pairwise
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -144,3 +146,46 @@ def test_rows_of_other_partitions_are_skipped(tmp_path):
     merged = list(merge_runs([StateFile(run.path, KeyGroupSet(4, 1))], G))
 
     assert sorted(row["key_group"] for batch in merged for row in batch.to_pylist()) == [1, 5, 9]
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.sampled_from([b"a", b"b", b"c"]), values())),
+    st.integers(1, 5),
+    st.integers(0, 40),
+)
+def test_rows_of_a_key_that_are_in_several_blocks_are_one(elements, block_rows, run_rows):
+    """Catches a key that is there twice, where its rows lie over the end of a block."""
+    expected = {}
+    for family, key, value in elements:
+        expected[family, key] = expected.get((family, key), b"") + value
+    rows = [Row(group_of(key), family, MERGE, key, value) for family, key, value in elements]
+    cuts = [0, run_rows, len(rows)]
+    runs = [
+        Blocks(batch_from_rows(rows[start:stop], G), block_rows)
+        for start, stop in pairwise(cuts)
+        if start < stop
+    ]
+
+    merged = [row for batch in merge_runs(runs, G) for row in batch.to_pylist()]
+
+    assert [(row["column_family"], row["key"], row["value"]) for row in merged] == sorted(
+        ((family, key, value) for (family, key), value in expected.items()),
+        key=lambda row: (rank(group_of(row[1]), G), *row),
+    )
+
+
+class Blocks:
+    """Rows as a run of blocks of so many rows, with an empty one in front and behind."""
+
+    def __init__(self, rows, block_rows):
+        starts = range(0, rows.num_rows, block_rows)
+        self._blocks = [
+            rows.slice(0, 0),
+            *(rows.slice(start, block_rows) for start in starts),
+            rows.slice(0, 0),
+        ]
+        self.num_batches = len(self._blocks)
+
+    def batch(self, index):
+        return self._blocks[index]
