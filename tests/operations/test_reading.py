@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pyarrow as pa
 import pytest
@@ -17,7 +19,7 @@ from statestore.io.local import LocalFileIO
 from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import open_storage
 from statestore.operations.reading.diff import DiffCounts
-from tests.checkpoints import DEFAULT, contents, without_lists, write_checkpoint
+from tests.checkpoints import DEFAULT, LISTS, contents, without_lists, write_checkpoint
 from tests.seams import at
 
 WORDS = [None, "", "a", "zwölf", "a word that is longer than a slot"]
@@ -224,6 +226,55 @@ def test_a_column_family_made_later_is_all_added(checkpoint, tmp_path):
         Checkpoint(plain).rows().diff(Checkpoint(checkpoint).rows())
     with pytest.raises(InvalidArgumentError, match="no rows of that name"):
         Checkpoint(plain).rows("timers").diff(Checkpoint(checkpoint).rows("timers"))
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(n, marks=pytest.mark.extended) for n in range(6, 100))]
+)
+def test_column_families_are_compared_whatever_their_number(tmp_path, seed):
+    """Catches rows that differ because their column family was made earlier or later."""
+    rng = Random(seed)
+    held, sides = [], []
+    for name in ("old", "new"):
+        first, second = rng.sample(range(1, 6), 2)
+        families = (DEFAULT, replace(LISTS, id=first), replace(DEFAULT, name="more", id=second))
+        rows = {
+            "default": {(word, n): (n, "d") for word in "abc" for n in range(3)},
+            "lists": {(word, n): [(n, "x")] * n for word in "abc" for n in range(1, 4)},
+            "more": {(word, n): (n, "y") for word in "abcd" for n in range(10)},
+        }
+        for of in rows.values():
+            for key in rng.sample([*of], rng.randint(0, 5)):
+                del of[key]
+            for key in rng.sample([*of], rng.randint(0, 3)):
+                of[key] = [(7, "z")] if isinstance(of[key], list) else (7, "z")
+        backend = rng.choice(["filesystem", "rocksdb"])
+        num_partitions = rng.choice([1, 2, 4])
+        path = write_checkpoint(
+            tmp_path / name,
+            [rows],
+            families=families,
+            num_partitions=num_partitions,
+            backend=backend,
+        )
+        held.append(rows)
+        sides.append(Checkpoint(path))
+
+    for name in ("default", "more", "lists"):
+        old, new = (side.rows(name) for side in sides)
+        expected = _expected(held[0][name], held[1][name])
+        assert old.count_differences(new) == _counts(expected)
+        found = {
+            tuple(row["key"].values()): tuple(_plain(row[of]) for of in ("old_value", "new_value"))
+            for row in old.diff(new).to_pylist()
+        }
+        assert found == {key: (before, after) for key, (_, before, after) in expected.items()}
+
+
+def _plain(value):
+    if isinstance(value, list):
+        return [tuple(one.values()) for one in value]
+    return None if value is None else tuple(value.values())
 
 
 def test_rows_are_found_by_key_and_by_its_first_columns(checkpoint):

@@ -70,10 +70,14 @@ class Side:
         return None
 
     def rows(self, partition: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one state partition."""
+        """Yield the rows of one state partition, with 0 as the ID of their column family.
+
+        Its ID is not the same in every store: it tells which column family was made first.
+        """
         for store, state in self.states.items():
             if store.partition == partition:
-                yield from state.rows(self.column_family)
+                for batch in state.rows(self.column_family):
+                    yield _with_zeros(batch, 1)
 
     def all_rows(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows of all state partitions."""
@@ -108,7 +112,7 @@ def side_by_side(
 def _by_key(side: Side, partition: int | None) -> Iterator[pa.RecordBatch]:
     """Yield rows in order of column family and key, their key groups all 0."""
     rows = side.all_rows() if partition is None else side.rows(partition)
-    without_groups = (_without_group(batch) for batch in rows)
+    without_groups = (_with_zeros(batch, 0) for batch in rows)
     if side.is_by_key and partition is not None:
         yield from without_groups
         return
@@ -118,9 +122,11 @@ def _by_key(side: Side, partition: int | None) -> Iterator[pa.RecordBatch]:
         yield from merge_runs(runs, 1)
 
 
-def _without_group(batch: pa.RecordBatch) -> pa.RecordBatch:
-    groups = from_numpy(np.zeros(batch.num_rows, np.uint16), pa.uint16())
-    return pa.RecordBatch.from_arrays([groups, *batch.columns[1:]], schema=SCHEMA)
+def _with_zeros(batch: pa.RecordBatch, number: int) -> pa.RecordBatch:
+    """Return rows with 0 in a column of numbers: 0 is the key group, 1 the column family."""
+    zeros = from_numpy(np.zeros(batch.num_rows, np.uint16), pa.uint16())
+    columns = [*batch.columns[:number], zeros, *batch.columns[number + 1 :]]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
 class _Stream:
