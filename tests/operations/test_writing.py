@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import duckdb
@@ -21,7 +23,7 @@ from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.spark_files.schemas import read_schemas, write_schemas
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
 from statestore.testing.stores import OPERATORS, unsafe_row
-from tests.checkpoints import files_below
+from tests.checkpoints import DEFAULT, files_below, write_checkpoint
 
 
 def make(tmp_path: Path, **how: Any) -> MadeCheckpoint:
@@ -208,6 +210,46 @@ def test_schema_of_values_changes_only_when_told_so(tmp_path: Path) -> None:
     (described,) = savepoint.inspect()[0].column_families
     assert described.value == parse_schema(family.value_schema or "").arrow
     assert family.key_schema == OPERATORS[0][1][0].family.key_schema
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(8), *(pytest.param(n, marks=pytest.mark.extended) for n in range(8, 200))]
+)
+def test_columns_of_one_name_stay_what_they_are(tmp_path: Path, seed: int) -> None:
+    """Catches values that change places where columns of one name do."""
+    rng = Random(seed)
+    names = ["sum", "sum", *rng.choices(["sum", "sum_2", "count"], k=rng.randint(0, 2))]
+    rng.shuffle(names)
+    columns = [{"name": n, "type": "long", "nullable": True, "metadata": {}} for n in names]
+    schema = json.dumps({"type": "struct", "fields": columns})
+    path = write_checkpoint(
+        tmp_path / "query",
+        [{"default": {("a", 1): tuple(range(len(names)))}}],
+        families=(replace(DEFAULT, value_schema=schema),),
+    )
+    file = Path(path, "state", "0", "0", "_metadata", "schema")
+    file.parent.mkdir(parents=True)
+    file.write_bytes(write_schemas(DEFAULT.key_schema or "", schema))
+    before = Checkpoint(path).rows().read(flatten=True)
+    known = [name for name in before.schema.names if name.startswith("value.")]
+    given = rng.sample(known, rng.randint(1, len(known)))
+    if rng.random() < 0.5:
+        given.insert(rng.randint(0, len(given)), "value.max")
+    fields = [
+        f"'{name.removeprefix('value.')}': "
+        + ("7::BIGINT" if name == "value.max" else f'value."{name.removeprefix("value.")}"')
+        for name in given
+    ]
+    sql = f"SELECT key, {{{', '.join(fields)}}} AS value FROM state"
+
+    savepoint = Checkpoint(path).transform(tmp_path / "new", {0: sql}, change_schema=True).made
+
+    (row,) = savepoint.rows().read().to_pylist()
+    of_name = {name: number for number, name in enumerate(known)} | {"value.max": 7}
+    assert [*row["value"].values()] == [of_name[name] for name in given]
+    assert [f"value.{name}" for name in row["value"]] == given
+    again = savepoint.transform(tmp_path / "again", {0: "SELECT * FROM state"}).made
+    assert again.rows().read().to_pylist() == [row]
 
 
 WRONG: list[tuple[Any, str]] = [

@@ -13,7 +13,7 @@ from statestore.codec.key_bytes import key_type, value_type
 from statestore.codec.key_encoding import encode_keys, encode_values
 from statestore.codec.partition_key import key_groups_of
 from statestore.codec.rows import MERGE, PUT, SCHEMA, from_numpy, split_for_blocks
-from statestore.codec.spark_types import describe_field, parse_schema
+from statestore.codec.spark_types import describe_field, distinct_names, parse_schema
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.operations.writing.casts import conform, normalized, refuse_nulls
 
@@ -254,6 +254,9 @@ def _schema_of(fields: dict[str, pa.Array[Any]], before: str | None) -> str | No
         else describe_field(name, column.type)
         for name, column in fields.items()
     ]
+    # Of columns of one name Spark's name says which they are by their order alone.
+    if distinct_names([field["name"] for field in described]) != [*fields]:
+        described = [{**field, "name": name} for field, name in zip(described, fields, strict=True)]
     if described == list(of_before.values()):
         return before
     return json.dumps({"type": "struct", "fields": described}, separators=(",", ":"))
