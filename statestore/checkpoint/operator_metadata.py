@@ -24,7 +24,6 @@ from statestore.checkpoint.query_log import (
 from statestore.codec.references import STORE_NAME
 from statestore.core.errors import NotFoundError
 from statestore.core.json_fields import Fields, MalformedError, parse_fields, to_text
-from statestore.io.storage import scheme_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -237,12 +236,13 @@ def write_operator(operator: OperatorInfo, state_uri: str) -> str:
         operator: The operator.
         state_uri: URI for Hadoop of the `state` directory, by which schemas are named.
     """
+    root = _as_written(state_uri)
     stores = [
         {
             "storeName": store.name,
             "numColsPrefixKey": store.num_prefix_columns,
             "numPartitions": store.num_partitions,
-            "stateSchemaFilePaths": [f"{state_uri}/{operator.id}/{f}" for f in store.schema_files],
+            "stateSchemaFilePaths": [f"{root}/{operator.id}/{f}" for f in store.schema_files],
         }
         for store in operator.stores
     ]
@@ -299,11 +299,10 @@ def copy_operators(
             write_text(new_io, new_path, _put_together(head, fields), overwrite=True)
 
 
-def _as_written(uri: str, old: str) -> str:
-    """Return a URI with Spark's scheme where both mean S3: Hadoop opens that one."""
-    if scheme_of(uri) == scheme_of(old) == "s3":
-        return f"{old.partition(':')[0]}:{uri.partition(':')[2]}"
-    return uri
+def _as_written(uri: str, old: str = "") -> str:
+    """Return a URI as Spark opens it: `s3a` for `s3`, unless the one before says `s3`, too."""
+    scheme, _, rest = uri.partition(":")
+    return f"s3a:{rest}" if scheme == "s3" and not old.startswith("s3:") else uri
 
 
 def write_num_partitions(

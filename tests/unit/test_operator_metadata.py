@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from statestore.checkpoint.operator_metadata import (
+    OperatorInfo,
     StateVariable,
     StoreInfo,
     copy_operators,
     parse_operator,
     read_operators,
     write_num_partitions,
+    write_operator,
 )
 from statestore.core.errors import CorruptionError
 from statestore.io.local import LocalFileIO
@@ -93,6 +95,11 @@ def test_newest_metadata_names_the_variables(tmp_path: Path) -> None:
     [
         ("file:/a/state", "file:/b/state", "file:/b/state"),
         ("s3a://old/ck/state", "s3://new/ck/state", "s3a://new/ck/state"),
+        ("s3a://old/ck/state", "s3a://new/ck/state", "s3a://new/ck/state"),
+        ("s3://old/ck/state", "s3://new/ck/state", "s3://new/ck/state"),
+        ("s3://old/ck/state", "s3a://new/ck/state", "s3a://new/ck/state"),
+        ("s3://old/ck/state", "hdfs://h:1/ck/state", "hdfs://h:1/ck/state"),
+        ("file:/a/state", "s3://new/ck/state", "s3a://new/ck/state"),
         ("hdfs://h:1/a/state", "s3a://new/ck/state", "s3a://new/ck/state"),
     ],
 )
@@ -111,6 +118,17 @@ def test_schemas_of_a_copy_are_its_own(tmp_path: Path, root: str, uri: str, expe
         text = (new / f"0/_metadata/v2/{batch}").read_text()
         wanted = _with_families(expected, ("count", "ValueState", False), operator=0)
         assert text == wanted.replace('"numPartitions":4', '"numPartitions":8')
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a"])
+def test_schemas_that_are_made_are_where_spark_opens_them(scheme: str) -> None:
+    """Catches a scheme that Hadoop has no file system for."""
+    store = StoreInfo("default", 0, 4, ("_stateSchema/default/0_a",))
+    operator = OperatorInfo(1, "symmetricHashJoin", (store,), has_families=True)
+
+    text = write_operator(operator, f"{scheme}://new/ck/state")
+
+    assert '"s3a://new/ck/state/1/_stateSchema/default/0_a"' in text
 
 
 def test_number_of_partitions_holds_from_a_batch_on_and_is_taken_back(tmp_path: Path) -> None:
