@@ -91,6 +91,13 @@ def _csv(path: str, schema: pa.Schema) -> Iterator[Writer]:
         is_of = (types.is_integer, types.is_boolean, types.is_decimal, types.is_string)
         return any(of(kind) for of in is_of)
 
+    def is_utf8(column: pa.Array[Any]) -> bool:
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            return False
+        return True
+
     fields = [
         field if is_plain(field.type) else pa.field(field.name, pa.string()) for field in schema
     ]
@@ -98,7 +105,7 @@ def _csv(path: str, schema: pa.Schema) -> Iterator[Writer]:
 
     def columns(batch: pa.RecordBatch) -> Iterator[pa.Array[Any]]:
         for column in batch.columns:
-            if is_plain(column.type):
+            if is_plain(column.type) and is_utf8(column):
                 yield column
             else:
                 yield pa.array([_text(value) for value in to_pylist(column)], pa.string())

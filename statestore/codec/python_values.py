@@ -12,11 +12,12 @@ def to_pylist(values: pa.Array[Any] | pa.ChunkedArray[Any] | pa.RecordBatch | pa
     """Return what `values.to_pylist()` does: a value, or a row as a dict, each.
 
     Dates and timestamps of years that Python's types do not reach, before 1 or after 9999, are
-    texts in the form of ISO 8601.
+    texts in the form of ISO 8601. Bytes of a text that are not UTF-8 are escaped, as Python does
+    with "backslashreplace".
     """
     try:
         return values.to_pylist()
-    except OverflowError:
+    except (OverflowError, UnicodeDecodeError):
         if isinstance(values, pa.RecordBatch | pa.Table):
             names = values.schema.names
             columns = map(to_pylist, values.columns)
@@ -27,8 +28,10 @@ def to_pylist(values: pa.Array[Any] | pa.ChunkedArray[Any] | pa.RecordBatch | pa
 def _value(scalar: Any) -> Any:
     try:
         return scalar.as_py()
-    except OverflowError:
+    except (OverflowError, UnicodeDecodeError):
         kind = scalar.type
+        if pa.types.is_string(kind):
+            return scalar.as_buffer().to_pybytes().decode(errors="backslashreplace")
         if pa.types.is_struct(kind):
             return {name: _value(scalar[at]) for at, name in enumerate(kind.names)}
         if pa.types.is_map(kind):

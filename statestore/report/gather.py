@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.history import read_history
 from statestore.checkpoint.key_group_rows import NUM_CLASSES, folded
+from statestore.codec.python_values import to_pylist
 from statestore.core.errors import StateStoreError
 from statestore.core.providers import IN_LOCAL_DATABASE
 from statestore.operations.reading.changed_keys import most_changed_keys
@@ -265,7 +266,7 @@ def _keys(
             table = find(FoundRows(find_store(source, store.operator, store.name), family.name))
         except StateStoreError:
             continue  # verify names what is damaged
-        for row in table.to_pylist():
+        for row in to_pylist(table):
             yield family.name, row
 
 

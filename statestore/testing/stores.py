@@ -30,7 +30,7 @@ def schema_of(**types: Any) -> str:
 
 
 def unsafe_row(*columns: Any) -> bytes:
-    """Return Spark's row of numbers of 64 bits, strings, nulls, and tuples of those: structs."""
+    """Return Spark's row of numbers of 64 bits, strings, bytes, nulls, and structs: tuples."""
     if not columns:
         return b""
     nulls, slots, rest = 0, b"", b""
@@ -42,7 +42,8 @@ def unsafe_row(*columns: Any) -> bytes:
         elif isinstance(column, int):
             slots += struct.pack("<q", column)
         else:
-            text = unsafe_row(*column) if isinstance(column, tuple) else column.encode()
+            text = unsafe_row(*column) if isinstance(column, tuple) else column
+            text = text.encode() if isinstance(text, str) else text
             slots += struct.pack("<q", (at + len(rest)) << 32 | len(text))
             rest += text + bytes(-len(text) % 8)
     return struct.pack("<Q", nulls) + slots + rest

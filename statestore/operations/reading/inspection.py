@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from statestore.codec.byte_ranges import ByteRanges, child, unpack
 from statestore.codec.joined_trailers import add_counts
 from statestore.codec.key_bytes import decode_keys, key_type, value_type
+from statestore.codec.python_values import to_pylist
 from statestore.codec.rows import from_numpy, no_rows, to_numpy
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.addresses import places_of
@@ -255,8 +256,8 @@ def _equals(column: pa.Array[Any], value: pa.Array[Any]) -> npt.NDArray[np.bool_
             mask &= _equals(child(column, ordinal), child(value, ordinal))
         return mask
     if pa.types.is_nested(column.type) or pa.types.is_interval(column.type):
-        wanted = value[0].as_py()
-        return np.fromiter((_same(item.as_py(), wanted) for item in column), bool, len(column))
+        (wanted,) = to_pylist(value)
+        return np.fromiter((_same(one, wanted) for one in to_pylist(column)), bool, len(column))
     found = unpack(pc.equal(column, value[0])) & ~unpack(column.is_null())
     if pa.types.is_floating(column.type) and math.isnan(value[0].as_py()):
         # One key, whatever bits it has.

@@ -30,6 +30,7 @@ import numpy as np
 import pyarrow as pa
 
 from statestore.codec.byte_ranges import fixed_width, unpack
+from statestore.codec.python_values import to_pylist
 from statestore.codec.rows import from_numpy
 from statestore.codec.spark_types import SparkType
 from statestore.core.errors import InvalidArgumentError
@@ -245,7 +246,7 @@ def _refuse_doubles(keys: Any, counts: Any, name: str) -> None:
     """Check that no map has a key twice, of which Spark would keep one."""
     known: dict[Any, int] = {}
     if pa.types.is_nested(keys.type):
-        codes = np.array([known.setdefault(repr(key), len(known)) for key in keys.to_pylist()], int)
+        codes = np.array([known.setdefault(repr(key), len(known)) for key in to_pylist(keys)], int)
     else:
         codes = np.asarray(keys.dictionary_encode().indices)
     of_map = np.repeat(np.arange(len(counts)), counts)
