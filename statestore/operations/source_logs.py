@@ -42,7 +42,7 @@ def check_sources(uri: str, offsets: Iterable[OffsetsEntry], names: Iterable[str
     # Later forms of the log name sources otherwise.
     batches = [entry.sources for entry in offsets if entry.version == "v1"]
     sources = list(zip(*batches, strict=False))
-    if _can_be(sources, found, ()):
+    if _can_be(sources, found):
         return
     for source, texts in enumerate(sources):
         lacks = _lacks(texts, found.get(source, {}))
@@ -78,25 +78,22 @@ def has_input(before: OffsetsEntry, entry: OffsetsEntry, names: Iterable[str]) -
     )
 
 
-def _can_be(
-    sources: list[tuple[str, ...]], found: dict[int, dict[int, bool]], logs: tuple[int, ...]
-) -> bool:
-    """Return whether logs can be those of all sources, of the first of which they are known.
+def _can_be(sources: list[tuple[str, ...]], found: dict[int, dict[int, bool]]) -> bool:
+    """Return whether logs can be those of all sources.
+
+    The log of a source is the next one, or that of a source before it with the same offsets. Of the
+    latter it makes no difference which: each has what the source needs.
 
     Args:
         sources: Of each the offsets in all batches.
         found: Entries of each log, and whether they are compact.
-        logs: Numbers of the logs of the first sources: each is the next one, or that of a source
-            before it with the same offsets.
     """
-    if len(logs) == len(sources):
-        return True
-    texts = sources[len(logs)]
-    same = {log for log, other in zip(logs, sources, strict=False) if other == texts}
-    return any(
-        _lacks(texts, found.get(log, {})) is None and _can_be(sources, found, (*logs, log))
-        for log in (max(logs, default=-1) + 1, *sorted(same))
-    )
+    newest = {-1}  # the newest log of the sources so far, in each way that they can be
+    for number, texts in enumerate(sources):
+        shared = newest if texts in sources[:number] else set()
+        own = {log + 1 for log in newest}
+        newest = shared | {log for log in own if _lacks(texts, found.get(log, {})) is None}
+    return bool(newest)
 
 
 def _lacks(texts: tuple[str, ...], known: dict[int, bool]) -> int | None:
