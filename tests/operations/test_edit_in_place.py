@@ -12,12 +12,13 @@ import pytest
 
 from statestore import Checkpoint, Edited
 from statestore.checkpoint.query_log import CommitEntry, OffsetsEntry
+from statestore.codec.column_family import ColumnFamily
 from statestore.core.clock import ManualClock
 from statestore.core.errors import InUseError, InvalidArgumentError
 from statestore.io.local import LocalFileIO
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
-from statestore.testing.stores import unsafe_row
-from tests.checkpoints import files_below
+from statestore.testing.stores import schema_of, unsafe_row
+from tests.checkpoints import WordStore, files_below
 from tests.seams import at
 
 KEYS = [0x1234_5678_9000 + number for number in range(40)]
@@ -31,6 +32,33 @@ def make(tmp_path: Path, **how: Any) -> MadeCheckpoint:
     made.run_batch(dict.fromkeys(KEYS, 1))
     made.run_batch(dict.fromkeys(KEYS[:20], 2))
     return made
+
+
+@pytest.mark.parametrize(
+    ("operator", "merges"),
+    [
+        ("stateStoreSave", True),
+        ("StatefulStreamlineAggregate", True),
+        ("sessionWindowStateStoreSaveExec", True),
+        ("dedupe", False),
+        ("flatMapGroupsWithState", False),
+    ],
+)
+def test_zeros_are_one_key_where_spark_groups_by_it(
+    tmp_path: Path, operator: str, *, merges: bool
+) -> None:
+    """Catches a row under -0.0, which an aggregation never finds, in real-time mode neither."""
+    family = ColumnFamily(0, "default", schema_of(d="double"), schema_of(n="long"))
+    made = MadeCheckpoint(
+        str(tmp_path / "query"), operators=((operator, (WordStore((family,), columns=("d",)),)),)
+    )
+    made.run_batch({("default", unsafe_row(0)): (1,)})  # the bits of 0.0
+
+    Checkpoint(made.path).edit(0, upsert=pa.table({"key.d": [-0.0], "value.n": [2]}))
+
+    rows = Checkpoint(made.path).rows(0).read(flatten=True)
+    found = dict(zip(map(str, rows["key.d"].to_pylist()), rows["value.n"].to_pylist(), strict=True))
+    assert found == ({"0.0": 2} if merges else {"0.0": 1, "-0.0": 2})
 
 
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])

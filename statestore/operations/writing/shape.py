@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from statestore.operations.addresses import Address
     from statestore.operations.committed_version import CommittedVersion
 
-MERGE_ZEROS = {"stateStoreSave", "sessionWindowStateStoreSaveExec", "symmetricHashJoin"}
+MERGE_ZEROS = {
+    "stateStoreSave",
+    "StatefulStreamlineAggregate",
+    "sessionWindowStateStoreSaveExec",
+    "symmetricHashJoin",
+}
 """Operators, by Spark's short names, that aggregate or join: to them 0.0 and -0.0 are one key."""
 
 
