@@ -21,6 +21,7 @@ CHECKS = Path(__file__).resolve().parents[2] / "jvm-shim/src/test/scala/io/state
 BATCHES = 300 if IS_LONG else 120
 BATCHES_OF_ROCKSDB = 300 if IS_LONG else 100
 BATCHES_OF_A_CACHE = 150 if IS_LONG else 40
+READS_OF_A_READER = 100_000 if IS_LONG else 20_000
 LIVES_OF_AN_INDEX = 3_000 if IS_LONG else 400
 JVM_FLAGS = tuple(
     f"--add-opens=java.base/{package}=ALL-UNNAMED"
@@ -76,6 +77,20 @@ def test_view_of_rocksdb_equals_model_when_it_reads_an_older_version(
     assert int(counts["rollBacks"]) > 5, "the run proved nothing about roll-backs"
     assert int(counts["opened"]) > 10, "few versions were opened"
     assert int(counts["followed"]) > 10, "few versions were read with the recent rows"
+
+
+@pytest.mark.timeout(240)
+def test_readers_of_one_view_do_not_disturb_each_other(
+    classes: Path, pytestconfig: pytest.Config
+) -> None:
+    """Catches a scan that begins where that of another task was to begin, and a row of another key.
+
+    Tasks that take up one version at once, as two actions of a `foreachBatch` do, share its view.
+    """
+    counts = run(classes, "view.ViewReadersCheck", pytestconfig, READS_OF_A_READER)
+
+    assert int(counts["readers"]) > 1
+    assert int(counts["shown"]) > 100_000, "the run proved nothing about scans with rows"
 
 
 @pytest.mark.timeout(240)

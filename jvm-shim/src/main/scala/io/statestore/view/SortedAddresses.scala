@@ -6,8 +6,8 @@ import org.apache.spark.unsafe.Platform
 
 /**
  * Ordered index of one column family: record addresses in key order, in blocks of at most 512, so
- * that an insert moves at most 6 kB. Keys are unique. Not thread-safe for writing; an iterator is
- * valid while nothing is written.
+ * that an insert moves at most 6 kB. Keys are unique. Not thread-safe for writing; readers may run
+ * beside each other, and an iterator is valid while nothing is written.
  *
  * Beside each address is a word of its key, the eight bytes behind those that all keys begin with.
  * A search compares words, which lie side by side, and reads records, which lie anywhere in memory,
@@ -24,10 +24,6 @@ private[statestore] final class SortedAddresses(pages: RecordPages) {
   private var example: Array[Byte] = _
   private var shared = 0
 
-  // Of the entry that `seek` found.
-  private var foundBlock = 0
-  private var foundAt = 0
-
   def insert(address: Int): Unit = {
     val base = pages.base(address)
     val at = pages.keyOffset(address)
@@ -35,26 +31,28 @@ private[statestore] final class SortedAddresses(pages: RecordPages) {
     share(base, at, length)
     if (numBlocks == 0) addBlock(0, new Block(8))
     val word = wordOf(base, at, length)
-    seek(word, base, at, length)
-    val block = blocks(foundBlock)
+    val place = seek(word, base, at, length)
+    val number = blockOf(place)
+    val block = blocks(number)
     numSlots -= block.numSlots
-    block.insert(foundAt, address, word)
+    block.insert(entryOf(place), address, word)
     numSlots += block.numSlots
     if (block.count == BlockSize) {
       // Keys that ascend, as times do, leave full blocks behind.
-      val isLast = foundBlock == numBlocks - 1 && foundAt == BlockSize - 1
-      addBlock(foundBlock + 1, block.split(if (isLast) BlockSize - 1 else BlockSize / 2))
+      val isLast = number == numBlocks - 1 && entryOf(place) == BlockSize - 1
+      addBlock(number + 1, block.split(if (isLast) BlockSize - 1 else BlockSize / 2))
     }
   }
 
   /** Removes the entry with the key of `address`; there is one. */
   def remove(address: Int): Unit = {
-    seekRecord(address)
-    val block = blocks(foundBlock)
-    block.remove(foundAt)
+    val place = seekRecord(address)
+    val number = blockOf(place)
+    val block = blocks(number)
+    block.remove(entryOf(place))
     if (block.count == 0) {
       numSlots -= block.numSlots
-      System.arraycopy(blocks, foundBlock + 1, blocks, foundBlock, numBlocks - foundBlock - 1)
+      System.arraycopy(blocks, number + 1, blocks, number, numBlocks - number - 1)
       numBlocks -= 1
       blocks(numBlocks) = null
     }
@@ -62,25 +60,18 @@ private[statestore] final class SortedAddresses(pages: RecordPages) {
 
   /** Points the entry with the key of `address` at `address`; there is one. */
   def replace(address: Int): Unit = {
-    seekRecord(address)
-    blocks(foundBlock).addresses(foundAt) = address
+    val place = seekRecord(address)
+    blocks(blockOf(place)).addresses(entryOf(place)) = address
   }
 
   /** Addresses with `from <= key < until`, ascending; null bounds are open. */
   def range(from: Array[Byte], until: Array[Byte]): AddressCursor = {
-    foundBlock = 0
-    foundAt = 0
-    if (from != null && numBlocks > 0) {
-      val side = compareToShared(from)
-      if (side > 0) foundBlock = numBlocks
-      if (side == 0) seek(wordOf(from, ArrayStart, from.length), from, ArrayStart, from.length)
-    }
     val untilSide = if (until == null || numBlocks == 0) 1 else compareToShared(until)
-    if (untilSide < 0) foundBlock = numBlocks
     val untilWord = if (untilSide == 0) wordOf(until, ArrayStart, until.length) else Long.MaxValue
+    val start = if (untilSide < 0) placeOf(numBlocks, 0) else startOf(from)
     new AddressCursor {
-      private var nextBlock = foundBlock
-      private var nextAt = foundAt
+      private var nextBlock = blockOf(start)
+      private var nextAt = entryOf(start)
 
       override def next(): Int = {
         while (nextBlock < numBlocks && nextAt >= blocks(nextBlock).count) {
@@ -98,6 +89,14 @@ private[statestore] final class SortedAddresses(pages: RecordPages) {
         address
       }
     }
+  }
+
+  /** Place of the first entry that is not below a bound, null for open. */
+  private def startOf(from: Array[Byte]): Long = {
+    val side = if (from == null || numBlocks == 0) -1 else compareToShared(from)
+    if (side < 0) placeOf(0, 0)
+    else if (side > 0) placeOf(numBlocks, 0)
+    else seek(wordOf(from, ArrayStart, from.length), from, ArrayStart, from.length)
   }
 
   def indexBytes: Long = numSlots * 12L + numBlocks * 56L
@@ -142,15 +141,15 @@ private[statestore] final class SortedAddresses(pages: RecordPages) {
     else (key(common) & 0xff) - (example(common) & 0xff)
   }
 
-  private def seekRecord(address: Int): Unit = {
+  private def seekRecord(address: Int): Long = {
     val base = pages.base(address)
     val at = pages.keyOffset(address)
     val length = pages.keyLength(address)
     seek(wordOf(base, at, length), base, at, length)
   }
 
-  /** Finds the first entry that is not below a key, which begins with the shared bytes. */
-  private def seek(word: Long, base: AnyRef, at: Long, length: Int): Unit = {
+  /** Place of the first entry that is not below a key, which begins with the shared bytes. */
+  private def seek(word: Long, base: AnyRef, at: Long, length: Int): Long = {
     var low = 0
     var high = numBlocks - 1
     while (low < high) {
@@ -158,15 +157,15 @@ private[statestore] final class SortedAddresses(pages: RecordPages) {
       if (compare(blocks(middle), 0, word, base, at, length) <= 0) low = middle
       else high = middle - 1
     }
-    foundBlock = low
-    val block = blocks(low)
+    val number = low
+    val block = blocks(number)
     low = 0
     high = block.count
     while (low < high) {
       val middle = (low + high) >>> 1
       if (compare(block, middle, word, base, at, length) < 0) low = middle + 1 else high = middle
     }
-    foundAt = low
+    placeOf(number, low)
   }
 
   private def compare(
@@ -203,6 +202,13 @@ private[statestore] final class SortedAddresses(pages: RecordPages) {
 private[statestore] object SortedAddresses {
   private val BlockSize = 512
   private val ArrayStart = Platform.BYTE_ARRAY_OFFSET.toLong
+
+  /** A block and an entry in it as one number: a read keeps them to itself, with no object. */
+  @inline private def placeOf(block: Int, entry: Int): Long = block.toLong << 32 | entry
+
+  @inline private def blockOf(place: Long): Int = (place >>> 32).toInt
+
+  @inline private def entryOf(place: Long): Int = place.toInt
 
   private final class Block(capacity: Int) {
     var addresses = new Array[Int](capacity)
