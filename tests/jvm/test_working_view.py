@@ -135,6 +135,18 @@ def test_row_cache_equals_model_when_operations_are_random(
 
 
 @pytest.mark.timeout(240)
+def test_compaction_leaves_nothing_to_do_for_the_next(
+    classes: Path, pytestconfig: pytest.Config
+) -> None:
+    """Catches rows of a size of which few fit into a page, all of them moved with every batch."""
+    seed = str(int(pytestconfig.getoption("randomly_seed", default=1)) % 1_000_000)
+    shown = run_java(classes, "view.CompactionCheck", seed)
+
+    counts = dict(pair.split("=") for pair in shown.split() if "=" in pair)
+    assert 2 * int(counts["compacted"]) > int(counts["of"]), "few runs were compacted"
+
+
+@pytest.mark.timeout(240)
 def test_overlays_share_one_budget(classes: Path) -> None:
     """Catches a bound that every open store has for itself, and a share that is never given back.
 
@@ -197,7 +209,7 @@ def test_more_rows_than_can_be_addressed_are_refused_by_name(classes: Path) -> N
     """Catches a task that fails with nothing but "requirement failed"."""
     shown = run_java(classes, "view.FullPagesCheck")
 
-    assert "IllegalStateException: [state-too-large]" in shown
+    assert "NoAddressException: [state-too-large]" in shown
     assert "To fix: give the query more state partitions" in shown
 
 

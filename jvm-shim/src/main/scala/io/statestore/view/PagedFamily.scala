@@ -178,13 +178,13 @@ private[statestore] final class PagedFamily(
   }
 
   /**
-   * Rewrites the records when more than a quarter of the pages is dead, without the space that a
-   * change which is about to be applied takes again.
+   * Rewrites the records when more than a quarter of the pages is of dead ones, without the space
+   * that a change which is about to be applied takes again.
    *
    * @param change null for none
    */
   def compactIfWasteful(change: FamilyChanges = null): Unit = {
-    val dead = records.heldBytes - records.liveBytes
+    val dead = records.deadBytes
     val least = math.max(records.heldBytes / 4, CompactionFloorBytes)
     if (dead > least && (change == null || dead - reusedBy(change) > least)) {
       val numPages = records.beginCompaction()

@@ -31,6 +31,7 @@ private[statestore] final class RecordPages(outside: OffHeapMemory = null) {
   private var tailCapacity = 0
   private var free = new Array[FreeRecords](0) // by their size
   private var freeBytes = 0L
+  private var releasedBytes = 0L
   private val freePages = new java.util.ArrayDeque[Integer]()
   private var held = 0L
   private var heldOutside = 0L
@@ -44,6 +45,12 @@ private[statestore] final class RecordPages(outside: OffHeapMemory = null) {
 
   /** Bytes in records that were allocated and not released. */
   def liveBytes: Long = liveBytesHeld
+
+  /**
+   * Bytes of released records, without those that had a page of their own. What is left over at the
+   * end of a page, where the next record did not fit, is not among them: a rewrite leaves as much.
+   */
+  def deadBytes: Long = releasedBytes
 
   /** How many records of so many units `allocate` will take that were released. */
   def numFree(size: Int): Int = if (size < free.length && free(size) != null) free(size).size else 0
@@ -123,6 +130,7 @@ private[statestore] final class RecordPages(outside: OffHeapMemory = null) {
       dropPage(address >>> PageShift)
     } else {
       setFlags(address, Dead)
+      releasedBytes += size.toLong << 3
       if (size >= free.length) free = Arrays.copyOf(free, math.max(size + 1, free.length * 2))
       if (free(size) == null) free(size) = new FreeRecords
       free(size).push(address)
@@ -169,6 +177,7 @@ private[statestore] final class RecordPages(outside: OffHeapMemory = null) {
     tail = -1
     free = new Array[FreeRecords](0)
     freeBytes = 0L
+    releasedBytes = 0L
     liveBytesHeld = 0L
     // A new page must not take a number that is still to be visited.
     freePages.clear()
@@ -233,6 +242,7 @@ private[statestore] final class RecordPages(outside: OffHeapMemory = null) {
       takePage(page, Math.multiplyExact(size, 8), size)
       page << PageShift
     } else if (numFree(size) > 0) {
+      releasedBytes -= size.toLong << 3
       free(size).pop()
     } else {
       if (tail < 0 || ends(tail) + size > tailCapacity) makeRoom(size)
@@ -281,7 +291,7 @@ private[statestore] final class RecordPages(outside: OffHeapMemory = null) {
 
   private def checkAddressable(page: Int): Unit =
     if (page >= MaxPages) {
-      throw new IllegalStateException(
+      throw new NoAddressException(
         "[state-too-large] the rows of a state partition, or those that a batch writes to it, " +
           s"are more than can be addressed in memory: pages=$MaxPages. To fix: give the query " +
           "more state partitions with statestore rescale, or read less in a batch")
@@ -384,3 +394,7 @@ private[statestore] object RecordPages {
 
   private def LongestWordCopy = 128
 }
+
+/** There is no address left for a record. */
+private[statestore] final class NoAddressException(message: String)
+    extends IllegalStateException(message)
