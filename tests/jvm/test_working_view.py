@@ -125,13 +125,33 @@ def test_ordered_index_equals_a_sorted_map_when_operations_are_random(
 def test_row_cache_equals_model_when_operations_are_random(
     classes: Path, pytestconfig: pytest.Config
 ) -> None:
-    """Catches a stale row, a row that is said to be absent, and a shown row that is overwritten."""
+    """Catches a stale row, a row that is said to be absent, and a shown row that is overwritten.
+
+    Outside of the heap also memory that is never freed, as after a read that fails half-way.
+    """
     counts = run(classes, "rocksdb.RowCacheCheck", pytestconfig, BATCHES_OF_A_CACHE)
 
     for name in ("misses", "absents", "hits", "wholes"):
         assert int(counts[name]) > 100, f"the run proved nothing about {name}"
     assert int(counts["loads"]) > 10, "the run proved nothing about caches that read all rows"
     assert int(counts["outgrown"]) > 10, "the run proved nothing about caches that lose all rows"
+    assert int(counts["unread"]) > 10, "the run proved nothing about reads that fail"
+    assert int(counts["left"]) == 0
+
+
+@pytest.mark.timeout(240)
+def test_row_cache_outside_of_the_heap_takes_what_its_rows_need(classes: Path) -> None:
+    """Catches lists that grow into ever more memory, and a read in vain that holds memory or fails.
+
+    A cache holds its rows, those that the last batch replaced, and no more than a third beside.
+    """
+    shown = run_java(classes, "rocksdb.RowCacheMemoryCheck")
+
+    found = dict(line.split("=") for line in shown.splitlines())
+    assert int(found["percent"]) <= 300, found
+    assert found["unaddressable"] == "tooMany:true,all:false,closed:1"
+    assert found["unreadable"] == "unreadable,all:false,closed:1"
+    assert int(found["left"]) == 0
 
 
 @pytest.mark.timeout(240)

@@ -242,9 +242,9 @@ private[statestore] final class RocksDBView(
         val view = openView()
         val ends = view.timesEnded
         spent = 0L
-        cache.load(
+        val areTooMany = cache.load(
           noRows, stored(null, null), knownRows, () => view.timesEnded == ends)
-        if (cache.all == null) tooMany = knownRows
+        if (areTooMany) tooMany = knownRows
       }
       cache.all != null
     }

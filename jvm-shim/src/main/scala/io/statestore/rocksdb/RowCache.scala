@@ -2,8 +2,8 @@ package io.statestore.rocksdb
 
 import java.util.concurrent.atomic.{AtomicInteger, AtomicLong}
 
-import io.statestore.view.{BytesRef, CommittedCursor, FamilyChanges, NoMemoryException}
-import io.statestore.view.{PagedFamily, RecordPages, RecordTable}
+import io.statestore.view.{BytesRef, CommittedCursor, FamilyChanges, NoAddressException}
+import io.statestore.view.{NoMemoryException, PagedFamily, RecordPages, RecordTable}
 
 /**
  * Rows of one column family in bounded memory: all of them where they fit, else those that were
@@ -103,41 +103,52 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
    * Takes in all rows of the family; where they do not fit, the cache stays as it is. Where as many
    * rows as expected, of the size of the first, would not fit, it reads no more than those.
    *
-   * @param into the family without rows, closed where they do not fit
+   * @param into the family without rows, closed where it does not take them all
    * @param rows shows each row, and is closed where not all are asked for
    * @param expected number of rows, about
    * @param isWhole whether it showed them all, asked when it has ended
+   * @return whether the rows are too many; not where memory is short, or not all were shown
    */
   def load(
       into: PagedFamily,
       rows: CommittedCursor,
       expected: Long,
-      isWhole: () => Boolean): Unit = {
+      isWhole: () => Boolean): Boolean = {
     count()
     var ended = false
+    var areTooMany = false
     var numRows = 0
     def willFit = numRows != SampledRows || !into.isOnHeap ||
       into.pages.liveBytes / numRows * expected <= mostWhole
-    try while (!ended && into.heapBytes <= mostWhole && willFit) {
-      ended = !rows.advance()
-      if (!ended) {
-        numRows += 1
-        val (key, value) = (rows.key, rows.value)
-        into.load(
-          key.base, key.at, key.length, value.base, value.at, value.length, append = false)
-        report(into.heapBytes)
+    try {
+      while (!ended && !areTooMany) {
+        if (into.heapBytes > mostWhole || !willFit) {
+          areTooMany = true
+        } else if (!rows.advance()) {
+          ended = true
+        } else {
+          numRows += 1
+          val (key, value) = (rows.key, rows.value)
+          into.load(
+            key.base, key.at, key.length, value.base, value.at, value.length, append = false)
+          report(into.heapBytes)
+        }
       }
-    } catch { case _: NoMemoryException => () }
-    if (!ended) rows.close()
-    if (ended && isWhole()) {
-      whole = into
-      isLoaded = true
-      young = Generation.empty
-      old = Generation.empty
-    } else {
-      into.close()
+      if (ended && isWhole()) {
+        whole = into
+        isLoaded = true
+        young = Generation.empty
+        old = Generation.empty
+      }
+    } catch {
+      case _: NoMemoryException => ()
+      case _: NoAddressException => areTooMany = true
+    } finally {
+      if (whole ne into) into.close()
+      report()
+      if (!ended) rows.close()
     }
-    report()
+    areTooMany
   }
 
   /** Takes in a committed batch; nothing reads a row that was handed out. */
@@ -160,39 +171,49 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
       val pages = overlay.table.pages
       val value = new BytesRef
       var i = 0
-      var keeps = fits
-      var held = whole.heapBytes
       val slotsHold = !isLoaded && whole.table.hasRoomFor(change.numNew)
-      try while (i < change.length && keeps) {
-        if (slotsHold) change.prefetch(i, whole.table)
-        val address = change.address(i)
-        val base = pages.base(address)
-        val at = pages.keyOffset(address)
-        val length = pages.keyLength(address)
-        val op = change.op(i)
-        val slot = if (slotsHold) change.slot(i) else whole.findSlot(base, at, length)
-        if (op == Delete) {
-          whole.unloadAt(slot)
-        } else {
-          change.value(i, value)
-          val isMerge = op == Merge
-          whole.loadAt(slot, base, at, length, value.base, value.at, value.length, isMerge)
+      try {
+        // On the heap `fits` gives dead space up, where the rows reach their bound.
+        if (!whole.isOnHeap) whole.compactIfWasteful(change)
+        var keeps = fits
+        var held = whole.heapBytes
+        while (i < change.length && keeps) {
+          if (slotsHold) change.prefetch(i, whole.table)
+          val address = change.address(i)
+          val base = pages.base(address)
+          val at = pages.keyOffset(address)
+          val length = pages.keyLength(address)
+          val op = change.op(i)
+          val slot = if (slotsHold) change.slot(i) else whole.findSlot(base, at, length)
+          if (op == Delete) {
+            whole.unloadAt(slot)
+          } else {
+            change.value(i, value)
+            val isMerge = op == Merge
+            whole.loadAt(slot, base, at, length, value.base, value.at, value.length, isMerge)
+          }
+          // It grows by pages: most rows cost no look at the other caches.
+          if (whole.heapBytes != held) {
+            report()
+            keeps = fits
+            held = whole.heapBytes
+          }
+          i += 1
         }
-        // It grows by pages: most rows cost no look at the other caches.
-        if (whole.heapBytes != held) {
-          report()
-          keeps = fits
-          held = whole.heapBytes
+        if (!keeps) {
+          if (whole.isOnHeap && whole.heapBytes <= maxBytes) {
+            old = new Generation(whole.pages, whole.table)
+          }
+          dropWhole()
         }
-        i += 1
-      } catch { case _: NoMemoryException => keeps = false }
-      if (!keeps) {
-        if (!whole.isOnHeap) whole.close()
-        else if (whole.heapBytes <= maxBytes) old = new Generation(whole.pages, whole.table)
-        whole = null
-      }
+      } catch { case _: NoMemoryException | _: NoAddressException => dropWhole() }
       i
     }
+  }
+
+  private def dropWhole(): Unit = {
+    whole.close()
+    whole = null
   }
 
   /** Whether all rows are few enough, perhaps after their dead space was given up. */
@@ -229,8 +250,7 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
   def close(): Unit = {
     if (isCounted) numCaches.decrementAndGet()
     isCounted = false
-    if (whole != null) whole.close()
-    whole = null
+    if (whole != null) dropWhole()
     young = Generation.empty
     old = Generation.empty
     report()

@@ -1,7 +1,8 @@
 package io.statestore.rocksdb
 
-import java.io.File
+import java.io.{File, IOException}
 import java.nio.file.Files
+import java.util.concurrent.atomic.AtomicLong
 
 import scala.collection.mutable
 import scala.util.Random
@@ -16,8 +17,10 @@ import org.apache.spark.unsafe.types.UTF8String
 import org.apache.spark.unsafe.Platform
 
 /**
- * Random reads and committed batches on row caches of several budgets against a model, a map in
- * RocksDB's place. Run with a seed and a number of batches; exits non-zero at the first difference.
+ * Random reads and committed batches on row caches of several budgets, on the heap and outside of
+ * it, where a piece of memory in a hundred is refused, against a model, a map in RocksDB's place,
+ * whose rows cannot always be read to the end. Run with a seed and a number of batches; exits
+ * non-zero at the first difference.
  */
 object RowCacheCheck {
   private val schema = new StructType().add("s", StringType)
@@ -29,24 +32,57 @@ object RowCacheCheck {
   private var loads = 0L
   private var wholes = 0L
   private var outgrown = 0L
+  private var unread = 0L
+
+  private val granted = new AtomicLong
+  private var asked = 0
+  private val memory = new OffHeapMemory(
+    new OffHeapMemory.Budget {
+      override def grant(bytes: Long): Boolean = {
+        asked += 1
+        val isGranted = asked % 200 > 1 // it is asked twice
+        if (isGranted) granted.addAndGet(bytes)
+        isGranted
+      }
+
+      override def giveBack(bytes: Long): Unit = {
+        granted.addAndGet(-bytes)
+        ()
+      }
+
+      override def limit: String = "none"
+    },
+    keptMs = 2L)
 
   def main(args: Array[String]): Unit = {
     val seed = args(0).toLong
     val batches = args(1).toInt
-    for (budget <- budgets; beganEmpty <- Seq(true, false); multiValues <- Seq(true, false)) {
-      val check = new RowCacheCheck(seed, budget, beganEmpty, multiValues)
+    for {
+      budget <- budgets
+      beganEmpty <- Seq(true, false)
+      multiValues <- Seq(true, false)
+      outside <- Seq(null, memory)
+    } {
+      val check = new RowCacheCheck(seed, budget, beganEmpty, multiValues, outside)
       (1 to batches).foreach(check.batch(_))
       check.close()
     }
     shareBudget(seed, batches)
     println(s"ok seed=$seed batches=$batches misses=$misses absents=$absents hits=$hits " +
-      s"loads=$loads wholes=$wholes outgrown=$outgrown")
+      s"loads=$loads wholes=$wholes outgrown=$outgrown unread=$unread left=$left")
+  }
+
+  /** Bytes outside of the heap that nobody freed. */
+  private def left: Long = {
+    val end = System.nanoTime() + 10000000000L
+    while (granted.get > 0L && System.nanoTime() < end) Thread.sleep(5L)
+    granted.get
   }
 
   /** Four caches with more rows than the budget: what one has beyond its part it gives back. */
   private def shareBudget(seed: Long, batches: Int): Unit = {
     val budget = 4L << 20
-    val checks = (0 until 4).map(i => new RowCacheCheck(seed + i, budget, true, false))
+    val checks = (0 until 4).map(i => new RowCacheCheck(seed + i, budget, true, false, null))
     // The first has grown before the others begin.
     (1 to batches).foreach(checks.head.batch(_))
     val alone = checks.head.bytes
@@ -67,16 +103,19 @@ object RowCacheCheck {
       seed: Long,
       budget: Long,
       beganEmpty: Boolean,
-      multiValues: Boolean) {
+      multiValues: Boolean,
+      outside: OffHeapMemory) {
     private val random = new Random(seed)
     private val keyGroups = new KeyGroups(64)
     private val family = ColumnFamily(0, "default", spec, schema, multiValues, internal = false)
-    private val cache = new RowCache(budget, if (beganEmpty) new PagedFamily(family) else null)
+    private val cache = new RowCache(budget, if (beganEmpty) noRows else null)
     private val toRow = UnsafeProjection.create(schema)
     private val rocksDB = mutable.HashMap.empty[Seq[Byte], Array[Byte]]
     private var model = Map.empty[String, Vector[String]]
     // The bytes that a reader was shown, and what they were.
     private val shown = mutable.ArrayBuffer.empty[(BytesRef, Seq[Byte])]
+
+    private def noRows = new PagedFamily(family, outside = outside)
 
     private val committed = new CommittedFamily {
       override def get(base: AnyRef, at: Long, length: Int, hash: Int, into: BytesRef): Boolean = {
@@ -192,15 +231,21 @@ object RowCacheCheck {
       val most =
         if (!isCut || random.nextInt(3) > 0) rocksDB.size else random.nextInt(rocksDB.size + 1)
       val entries = rocksDB.iterator.take(most)
+      val unreadable =
+        if (isCut && random.nextInt(2) == 0) random.nextInt(rocksDB.size + 1) else -1
+      var number = 0
       val cursor = new CommittedCursor {
         override def advance(): Boolean = entries.hasNext && {
+          if (number == unreadable) throw new IOException("unreadable")
+          number += 1
           val (bytes, found) = entries.next()
           key.set(bytes.toArray, Platform.BYTE_ARRAY_OFFSET.toLong, bytes.length)
           value.set(found, Platform.BYTE_ARRAY_OFFSET.toLong, found.length)
           true
         }
       }
-      cache.load(new PagedFamily(family), cursor, rocksDB.size, () => most == rocksDB.size)
+      try cache.load(noRows, cursor, rocksDB.size, () => most == rocksDB.size)
+      catch { case _: IOException => unread += 1 }
       if (cache.all != null) loads += 1
     }
 
@@ -285,7 +330,8 @@ object RowCacheCheck {
     }
 
     private def same(what: String, found: Any, wanted: Any): Unit = if (found != wanted) {
-      System.err.println(s"differs: $what seed=$seed budget=$budget beganEmpty=$beganEmpty")
+      System.err.println(s"differs: $what seed=$seed budget=$budget beganEmpty=$beganEmpty " +
+        s"isOutside=${outside != null}")
       System.err.println(s" found=${found.toString.take(300)}")
       System.err.println(s" wanted=${wanted.toString.take(300)}")
       System.exit(1)
