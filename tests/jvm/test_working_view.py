@@ -1,4 +1,4 @@
-"""The shim's working view, row cache and writers: random operations against a model, in a JVM."""
+"""The shim's view, row cache, writers and questions: random operations and a model, in a JVM."""
 
 from __future__ import annotations
 
@@ -246,6 +246,16 @@ def test_spill_without_space_is_a_named_error_and_loses_no_row(
     put, kept = (int(pair.partition("=")[2]) for pair in counts.split())
     assert 0 < put == kept
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.timeout(240)
+def test_driver_that_does_not_answer_in_time_is_one_that_cannot_be_reached(classes: Path) -> None:
+    """Catches tasks that fail because a busy driver does not say whose stores they open."""
+    shown = run_java(classes, "engine.SilentDriverCheck")
+
+    answered, silent = shown.splitlines()
+    assert answered == "Success(1)"
+    assert silent.startswith("Failure(org.apache.spark.SparkException: the driver does not answer")
 
 
 @pytest.mark.timeout(240)

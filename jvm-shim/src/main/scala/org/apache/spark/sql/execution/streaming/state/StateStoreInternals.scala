@@ -2,6 +2,7 @@ package org.apache.spark.sql.execution.streaming.state
 
 import java.lang.{Boolean => JBoolean}
 import java.util.{Collections, UUID, WeakHashMap}
+import java.util.concurrent.TimeoutException
 
 import scala.jdk.CollectionConverters._
 import scala.util.control.NonFatal
@@ -116,7 +117,8 @@ object StateStoreInternals {
    * Ask the driver a question.
    *
    * @return the answer, or None when nobody on the driver answers under that name
-   * @throws org.apache.spark.SparkException the driver raised, or cannot be reached
+   * @throws org.apache.spark.SparkException the driver raised, cannot be reached, or does not
+   *         answer in time
    */
   def askDriver(env: SparkEnv, name: String, question: String): Option[Array[Byte]] =
     try {
@@ -124,6 +126,8 @@ object StateStoreInternals {
       Some(driver.askSync[Array[Byte]](question))
     } catch {
       case e: SparkException if isUnknownName(e) => None
+      case e: TimeoutException =>
+        throw new SparkException(s"the driver does not answer: ${e.getMessage}", e)
     }
 
   /** By the name of the exception's class, which is hidden from everybody else. */
