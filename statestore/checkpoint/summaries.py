@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from statestore.checkpoint.layout import StateFileName, StoreLocation
-    from statestore.codec.references import FileRef
+    from statestore.codec.references import FileRef, VersionRef
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +59,12 @@ class Summaries:
         """Take in a summary that was published."""
         with self._lock:
             self._known[summary.ref.path] = summary
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Name some summaries no more: their files are about to be deleted."""
+        with self._lock:
+            for name in names:
+                self._known.pop(name, None)
 
     def forget(self) -> None:
         """Forget all."""
@@ -189,7 +195,7 @@ def _put(summary: PublishedFile, chain: Chain) -> Chain | None:
             if of is None or ref.version != of.version or ref.lineage != of.lineage:
                 continue
             # A file that a rescale took over makes another version, even if its number is the same.
-            if ref.kind == "delta" and not ref.is_foreign:
+            if ref.kind == "delta" and not ref.is_foreign and _is_attempt(ref, of):
                 return (summary.ref, *chain[index + 1 :])
         return None
     sources = summary.trailer.files
@@ -197,3 +203,13 @@ def _put(summary: PublishedFile, chain: Chain) -> Chain | None:
         if sources and chain[start : start + len(sources)] == sources:
             return (*chain[:start], summary.ref, *chain[start + len(sources) :])
     return None
+
+
+def _is_attempt(delta: FileRef, of: VersionRef) -> bool:
+    """Return whether a delta is of the very attempt that a snapshot is of, as `nameable` asks.
+
+    Another attempt of equal rows has a delta of its own, and the snapshot leads back to the wrong
+    one. In checkpoint format v1 they share the name of one delta.
+    """
+    name = parse_state_file_name(delta.path)
+    return name is not None and name.checkpoint_id in (of.checkpoint_id, None)

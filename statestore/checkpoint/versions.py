@@ -163,6 +163,7 @@ class VersionsBase(ABC):
         plan = plan_cleanup(self.location, head, files, self._summaries, options, now_ms)
         cleaned = release(self.location, plan.release, head.trailer.num_partitions, deadline)
         unneeded = [info for info in plan.delete if not self._is_read(info.name)]
+        self._summaries.leave_out(info.name for info in unneeded)
         return cleaned + delete_files(self.location, unneeded, deadline)
 
     @abstractmethod
