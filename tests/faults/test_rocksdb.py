@@ -81,6 +81,23 @@ def test_damaged_sst_is_named_and_never_read(checkpoint, pattern, how):
     assert load(root, 3) == versions[3]
 
 
+@pytest.mark.parametrize("how", ["flip", "cut"])
+def test_damaged_merged_file_is_replaced_when_its_files_are_merged_again(checkpoint, how):
+    """Catches a file that a load put aside, and that the next commit names all the same."""
+    root, versions = checkpoint
+    (path,) = (root / "state/0/0").glob("4_*.sst")
+    damage(path, how)
+
+    with at(root, options=OPTIONS).open_store(version=4) as store:
+        assert list(store.scan()) == versions[4]
+        store.snapshot()
+        put(store, 5)
+        rows_of_5 = list(store.scan())
+
+    assert [ref.path for ref in store._head.trailer.files] == [path.name]
+    assert load(root, 5) == rows_of_5
+
+
 def put(store, number):
     """Commit a version of one row and return its delta."""
     batch = store.begin()

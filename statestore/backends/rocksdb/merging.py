@@ -17,8 +17,8 @@
 
 Commits and reads run beside all of it, since durable files never change and the database is not
 the store's. Another engine may merge the same files: the first to publish wins, and the second
-takes the file that is there, unless that was made of others. Retention keeps the sources as long as
-a version names them.
+takes the file that is there, unless that was made of others; it replaces a damaged one. Retention
+keeps the sources as long as a version names them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from statestore.checkpoint.snapshot import check_num_rows, summary_trailer
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
 from statestore.codec.rows import DELETE, MAX_BLOCK_ROWS, SCHEMA, from_numpy
 from statestore.codec.sealed_file import SealedFile, append_trailer
-from statestore.core.errors import FencedError
+from statestore.core.errors import CorruptionError, FencedError, NotFoundError
 from statestore.core.options import StateStoreOptions
 from statestore.io.local import named_errors
 
@@ -294,14 +294,28 @@ def _publish(
     known = counts or (of.num_keys, of.num_internal_keys)
     trailer = summary_trailer(of, kind, sources, body.blocks, body.rows, known)
     size = trailer.body_length + len(append_trailer(body.path, trailer))
+    path = location.path(name)
     try:
-        location.io.publish(body.path, location.path(name), sync=sync, overwrite=False)
+        location.io.publish(body.path, path, sync=sync, overwrite=False)
     except FencedError:
-        # An engine that died, or another one, was first. Trailers may name its file already.
-        existing = read_trailer(location, name)
-        # A snapshot replaces all files of its version, whatever it was made of.
-        is_same = is_whole and existing.trailer.parent == of.version_ref
-        if existing.trailer.files != sources and not is_same:
-            raise
-        return existing
+        # An engine that died, or another one, was first. Trailers may name its file already, so it
+        # must stay, unless it is damaged.
+        existing = _read_existing(location, name)
+        if existing is not None:
+            # A snapshot replaces all files of its version, whatever it was made of.
+            is_same = is_whole and existing.trailer.parent == of.version_ref
+            if existing.trailer.files != sources and not is_same:
+                raise
+            return existing
+        location.io.publish(body.path, path, sync=sync, overwrite=True)
     return PublishedFile(make_ref(name, trailer, size), trailer)
+
+
+def _read_existing(location: StoreLocation, name: str) -> PublishedFile | None:
+    """Return a merged file that is there, None where it is damaged or gone."""
+    try:
+        existing = read_trailer(location, name)
+        open_sst(location, existing.ref)
+        return existing
+    except (CorruptionError, NotFoundError):
+        return None
