@@ -33,6 +33,8 @@ from statestore.core.providers import IN_DRIVER_MEMORY
 from statestore.core.version import WRITER
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from statestore.checkpoint.layout import StoreLocation
     from statestore.io.file_io import FileIO
 
@@ -98,7 +100,7 @@ def read_owner(io: FileIO, state_root: str) -> str | None:
         state_root: The state's directory there.
 
     Returns:
-        A path on the storage of that checkpoint, by whoever began it; None where it is not told.
+        Its URI as `place_uri` returns it, by whoever began it; None where it is not told.
 
     Raises:
         CorruptionError: The file that tells it is damaged.
@@ -124,7 +126,11 @@ def read_owner(io: FileIO, state_root: str) -> str | None:
 
 
 def require_own_state(
-    io: FileIO, root: str, lease_name: str, state_io: FileIO, state_root: str
+    uri: str,
+    lease_name: str,
+    state_io: FileIO,
+    state_root: str,
+    open_directory: Callable[[str], tuple[FileIO, str]],
 ) -> None:
     """Raise unless state that lies elsewhere is that of the checkpoint which names it.
 
@@ -132,41 +138,43 @@ def require_own_state(
     stranger. The directory may have several names: the one that it was made by has the lease, too.
 
     Args:
-        io: Storage of the checkpoint.
-        root: The checkpoint's `state` directory.
+        uri: The checkpoint's `state` directory, as `place_uri` returns it. The path alone would be
+            the same for a copy on another storage.
         lease_name: A lease on it that the caller holds.
         state_io: The other storage.
         state_root: The state's directory there.
+        open_directory: Returns the storage of a URI and the path there.
 
     Raises:
         IncompatibleError: The state was made for another checkpoint (kind other-checkpoint).
         CorruptionError, StorageError: As `read_owner`.
     """
     owner = read_owner(state_io, state_root)
-    if owner is None or owner == root:
+    if owner is None or owner == uri:
         return
     with suppress(StateStoreError):
-        if lease_name in Leases(io, owner).list():
+        if lease_name in Leases(*open_directory(owner)).list():
             return
     raise IncompatibleError(
         "the state is that of another checkpoint, which would lose it",
         kind="other-checkpoint",
-        checkpoint=posixpath.dirname(root),
+        checkpoint=posixpath.dirname(uri),
         state=state_root,
         belongs_to=owner,
         to_fix="copy checkpoints by `statestore branch` or `statestore savepoint`. If this one was "
-        f"moved, and the other is no more, write {root} as `checkpoint` into "
+        f"moved, and the other is no more, write {uri} as `checkpoint` into "
         f"{state_root}/{OWNER_NAME}",
     )
 
 
 def make_placement(
-    home: StoreLocation, io: FileIO, path: str, uri: str, *, sync: bool
+    home: StoreLocation, home_uri: str, io: FileIO, path: str, uri: str, *, sync: bool
 ) -> Placement:
     """Give a checkpoint a directory on another storage, and return its placement.
 
     Args:
         home: A store of the checkpoint, in the checkpoint's own directory.
+        home_uri: The checkpoint's `state` directory, as `place_uri` returns it.
         io: The other storage.
         path: Directory there that checkpoints share.
         uri: The URI that named them.
@@ -183,7 +191,7 @@ def make_placement(
     owner = f"{path}/{made.id}/{OWNER_NAME}"
     # First, since a checkpoint bound to a storage that refuses its writes could not be started.
     io.make_directory(posixpath.dirname(owner))
-    io.write(owner, _encode({"checkpoint": home.root}), sync=sync, overwrite=False)
+    io.write(owner, _encode({"checkpoint": home_uri}), sync=sync, overwrite=False)
     fields = {"storage": made.storage, "id": made.id}
     binding = placement_path(home.root)
     home.io.make_directory(posixpath.dirname(binding))

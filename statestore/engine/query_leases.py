@@ -11,6 +11,7 @@ from statestore.checkpoint.lease import INTERVALS, FoundLease, Holder, Lease, Qu
 from statestore.checkpoint.placement import require_own_state
 from statestore.core.errors import IncompatibleError, InUseError, ProtocolError, StateStoreError
 from statestore.core.process import find_process
+from statestore.engine.storages import checkpoint_uri
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,8 +116,12 @@ class QueryLeases:
             self._require_no_operation(lease, files, now_ms)
             elsewhere = self._storages.open_state_elsewhere(request)
             if elsewhere is not None:
-                checkpoint = self._storages.open_checkpoint(request)
-                require_own_state(*checkpoint, lease.name, *elsewhere)
+                require_own_state(
+                    checkpoint_uri(request),
+                    lease.name,
+                    *elsewhere,
+                    lambda uri: self._storages.open_directory(uri, request),
+                )
         except (InUseError, IncompatibleError):
             lease.drop()
             with self._lock:

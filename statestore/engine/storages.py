@@ -20,7 +20,7 @@ from statestore.io.fetch_cache import FetchCache
 from statestore.io.hadoop import HadoopFileIO, split_hadoop_uri
 from statestore.io.local import LocalFileIO
 from statestore.io.s3_settings import S3Settings
-from statestore.io.storage import AllStorages, open_s3, resolve_path, scheme_of
+from statestore.io.storage import AllStorages, open_s3, place_uri, resolve_path, scheme_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,6 +118,15 @@ class Storages:
         io, root = self._open(request.root(), request, request.options(), is_encoded=False)
         return self._of_leases(io), root
 
+    def open_directory(self, uri: str, request: Request) -> tuple[FileIO, str]:
+        """Return the storage of a URI for leases, as a call's query reaches it, and the path there.
+
+        Raises:
+            InvalidArgumentError: The URI is of a scheme that is not supported.
+        """
+        io, path = self._open(uri, request, request.options())
+        return self._of_leases(io), path
+
     def open_state_elsewhere(self, request: Request) -> tuple[FileIO, str] | None:
         """Return the storage of a checkpoint's state and its directory there; None: with it.
 
@@ -152,7 +161,12 @@ class Storages:
                     raise _is_at_home(home, options)
                 io, path = self._open(options.checkpoint_storage, request, options)
                 checkpoint.placement = make_placement(
-                    home, io, path, options.checkpoint_storage, sync=options.fsync_enabled
+                    home,
+                    checkpoint_uri(request),
+                    io,
+                    path,
+                    options.checkpoint_storage,
+                    sync=options.fsync_enabled,
                 )
         _check_same(checkpoint.placement, home, options)
         placeholder = placeholder_path(home.root, home.store)
@@ -317,6 +331,11 @@ class _OfCall(AllStorages["FileIO"]):
 
     def hadoop(self, file_system: str) -> FileIO:
         return self.engine.open_hadoop(file_system, self.root, self.options.fetch_cache_bytes)
+
+
+def checkpoint_uri(request: Request) -> str:
+    """Return the `state` directory of a call's checkpoint, as `place_uri` does."""
+    return place_uri(request.root(), is_encoded=False)
 
 
 def _is_in_memory(request: Request) -> bool:

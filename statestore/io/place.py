@@ -9,7 +9,7 @@ from statestore.core.clock import Clock, SystemClock
 from statestore.core.ids import IdSource, RandomIds
 from statestore.core.options import StateStoreOptions
 from statestore.io.s3_settings import S3Settings
-from statestore.io.storage import absolute_uri, open_storage
+from statestore.io.storage import absolute_uri, open_storage, place_uri
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +51,16 @@ class Place:
         if io is None:
             io, path = self.open_other(absolute_uri(path), cache_directory)
         return io, path.rstrip("/")
+
+    @property
+    def state_uri(self) -> str:
+        """The `state` directory of the checkpoint, as `place_uri` does; a path of `io`, if given.
+
+        Raises:
+            InvalidArgumentError: As `open`.
+        """
+        uri = self.uri if self.io is not None else place_uri(absolute_uri(self.uri))
+        return f"{uri.rstrip('/')}/state"
 
     def open_other(self, uri: str, cache_directory: str) -> tuple[TreeFileIO, str]:
         """Return the storage of another URI and its path there, reached in the same way.

@@ -83,6 +83,25 @@ def resolve_path(uri: str, *, is_encoded: bool = True) -> str:
     return resolve_local_path(uri, is_encoded=is_encoded)
 
 
+def place_uri(uri: str, *, is_encoded: bool = True) -> str:
+    """Return the one URI of a place whose scheme or slashes may be spelled in several ways.
+
+    Args:
+        uri: As `AllStorages.open`.
+        is_encoded: As `resolve_path`.
+
+    Returns:
+        An absolute path, an `s3://` URI, or the URI of a file system of Hadoop's and a path there.
+    """
+    match scheme_of(uri):
+        case "file":
+            return resolve_path(uri, is_encoded=is_encoded)
+        case "s3":
+            return f"s3:/{resolve_path(uri)}"
+        case _:
+            return "".join(split_hadoop_uri(uri))
+
+
 def is_within(uri: str, directory: str) -> bool:
     """Return whether a URI names a directory or a path in it, behind links and spellings.
 

@@ -235,7 +235,7 @@ class Copy(Generic[Told]):
             tree, path = place.open_other(self.state_uri, fetched)
             home = StoreLocation(target.io, root, StoreName(0, 0))
             sync = place.options.fsync_enabled
-            made = make_placement(home, tree, path, self.state_uri, sync=sync)
+            made = make_placement(home, place.state_uri, tree, path, self.state_uri, sync=sync)
             io, root = tree, f"{path}/{made.id}"
         work = work_in(target.scratch_directory, place.options, target.clock)
         work.form(BODIES[self.backend])

@@ -74,11 +74,11 @@ def exclusive_use(checkpoint: OpenCheckpoint, operation: str) -> Iterator[Exclus
         _require_batches(checkpoint, *batches)
         if checkpoint.state_root != checkpoint.state_directory:
             require_own_state(
-                checkpoint.io,
-                checkpoint.state_directory,
+                checkpoint.place.state_uri,
                 use.lease_name,
                 checkpoint.state_io,
                 checkpoint.state_root,
+                lambda uri: checkpoint.place.open_other(uri, checkpoint.scratch_directory),
             )
         yield use
 

@@ -13,6 +13,7 @@ from statestore import Checkpoint
 from statestore.checkpoint.placement import read_placement
 from statestore.codec.rows import PUT, Row
 from statestore.io.local import LocalFileIO
+from statestore.io.s3 import S3FileIO
 from statestore.testing.engine_process import EngineGoneError, EngineProcess
 from tests.s3_server import WRONG_KEY
 from tests.seaweed import IS_CHOSEN
@@ -218,7 +219,7 @@ def test_placement_is_read_once(make_shim, bucket, s3_server):
 
 
 @pytest.mark.parametrize("storage", ["s3"], indirect=True)
-def test_checkpoint_on_s3_with_state_on_another_bucket(make_shim, bucket, s3_server):
+def test_checkpoint_on_s3_with_state_on_another_bucket(make_shim, bucket, s3_server, tmp_path):
     """Catches partitions that Spark's state reader does not find on an object store."""
     shim = make_shim()
     shim.store["root"] = f"s3a://{bucket}/ck/state"
@@ -230,6 +231,11 @@ def test_checkpoint_on_s3_with_state_on_another_bucket(make_shim, bucket, s3_ser
         assert store.get(b"%08d" % 1) == b"v"
     keys = s3_server.keys(bucket)
     assert "ck/state/0/0/.statestore" in keys
+    file = S3FileIO(str(tmp_path), s3_server.settings())
+    (owner,) = (key for key in keys if key.endswith("/checkpoint.json"))
+    assert json.loads(file.read_tail(f"/{bucket}/{owner}", 1000)[0])["checkpoint"] == (
+        f"s3://{bucket}/ck/state"
+    )
     assert not [key for key in keys if key.startswith("ck/") and key.endswith(".arrows")]
 
 

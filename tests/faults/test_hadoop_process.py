@@ -1,6 +1,7 @@
 """The JVM that opens Hadoop's file systems for operations: what it needs, knows and leaves."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,12 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from statestore.core.errors import InvalidArgumentError, NotFoundError, StorageError
+from statestore import Checkpoint
+from statestore.core.errors import (
+    IncompatibleError,
+    InvalidArgumentError,
+    NotFoundError,
+    StorageError,
+)
 from statestore.io.fetch_cache import FetchCache
 from statestore.io.hadoop import HadoopFileIO
 from statestore.io.hadoop_process import MAIN_CLASS, HadoopProcess, use
 from statestore.io.shim_jar import JAR_VARIABLE
 from statestore.io.storage import is_within
+from tests.checkpoints import write_checkpoint
 
 SECRET = "not-to-be-seen"  # noqa: S105
 
@@ -24,14 +32,16 @@ SECRET = "not-to-be-seen"  # noqa: S105
 @pytest.fixture
 def mounted(tmp_path):
     """A file system that Hadoop alone opens, over a folder: its name and the configuration."""
-    folder = tmp_path / "folder"
+    file_system, conf = new_mount(tmp_path / "folder")
+    (tmp_path / "folder" / "a").write_bytes(b"bytes")
+    return file_system, conf | {"spark.hadoop.secret": SECRET}
+
+
+def new_mount(folder):
+    """Make a folder, and a file system that Hadoop alone opens over it."""
     folder.mkdir()
-    (folder / "a").write_bytes(b"bytes")
     name = uuid.uuid4().hex
-    conf = {
-        f"spark.hadoop.fs.viewfs.mounttable.{name}.link./data": folder.as_uri(),
-        "spark.hadoop.secret": SECRET,
-    }
+    conf = {f"spark.hadoop.fs.viewfs.mounttable.{name}.link./data": folder.as_uri()}
     return f"viewfs://{name}", conf
 
 
@@ -148,6 +158,25 @@ def test_directory_is_known_by_every_name_and_a_scheme_by_its_jar(tmp_path, moun
             with pytest.raises(InvalidArgumentError, match="unsupported-scheme") as raised:
                 open_io(files, uri, tmp_path).list("/a")
             assert "--storage-option spark.jars=" in raised.value.to_fix
+
+
+def test_copy_at_the_same_path_of_another_file_system_is_refused(tmp_path, mounted):
+    """Catches a copy of a checkpoint in another bucket that changes the state of the original."""
+    file_system, conf = mounted
+    copied_to, (other_file_system, other_conf) = tmp_path / "other", new_mount(tmp_path / "other")
+    made = write_checkpoint(tmp_path / "made", [{"default": {("a", 1): (1, "b")}}] * 4)
+    options = {"checkpoint_storage": str(tmp_path / "storage")}
+    with closing(HadoopProcess(conf | other_conf)) as files, use(files):
+        original = f"{file_system}/data/ck"
+        Checkpoint(made, storage_options=options).restore(original)
+        shutil.copytree(tmp_path / "folder" / "ck", copied_to / "ck")
+
+        with pytest.raises(IncompatibleError, match=original) as raised:
+            Checkpoint(f"{other_file_system}/data/ck").rescale(2)
+        assert raised.value.kind == "other-checkpoint"
+
+        # Another spelling of the same directory.
+        Checkpoint(f"{file_system}//data/x/../ck/").rescale(2)
 
 
 def test_process_ends_with_the_one_that_started_it(tmp_path, mounted, monkeypatch):

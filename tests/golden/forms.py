@@ -104,7 +104,7 @@ def write_placed(root):
         LocalFileIO(), f"{root}/checkpoint/state", StoreName(0, 0, "default"), "arrows"
     )
     storage = f"{root}/storage"
-    placement = make_placement(home, LocalFileIO(), storage, storage, sync=False)
+    placement = make_placement(home, home.root, LocalFileIO(), storage, storage, sync=False)
     mark_home(replace(home, root=f"{storage}/{placement.id}"), home, "filesystem")
     query = query_of(f"{root}/checkpoint", num_partitions=2, options=OPTIONS, **fixed())
     query.run_batch(rows_of(0))
