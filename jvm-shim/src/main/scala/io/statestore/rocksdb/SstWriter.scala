@@ -67,7 +67,7 @@ private[statestore] final class SstWriter(
     val keyBytes = FamilyBytes + rowKey.length
     val valueBytes = if (isDelete) 0 else KeyGroupBytes + rowValue.length
     val size = Math.addExact(HeaderBytes + keyBytes, valueBytes)
-    if (used + size > bytes.capacity) {
+    if (size > bytes.capacity - used) { // a sum of the two may be more than an Int
       flush()
       if (size > bytes.capacity) newBlock(size)
     }
