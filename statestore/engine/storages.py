@@ -189,7 +189,7 @@ class Storages:
             self._locations = {
                 raw: known
                 for raw, known in self._locations.items()
-                if known.commits != location.commits
+                if known.commits is not location.commits
             }
 
     def _home(self, request: Request, options: StateStoreOptions) -> StoreLocation:

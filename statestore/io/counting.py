@@ -60,6 +60,8 @@ def count_request(kind: str) -> None:
 class CountingFileIO(ForwardingFileIO):
     """FileIO that counts what each call asks of the storage behind it, but syncs and directories.
 
+    Two of the same storage are equal, whatever they counted.
+
     Args:
         inner: The storage.
         counts: Counts the requests made through this object.
@@ -83,6 +85,12 @@ class CountingFileIO(ForwardingFileIO):
         self._is_counted_inside = is_counted_inside
         self.counts = counts
         self._counts = (counts, total)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CountingFileIO) and self._io == other._io
+
+    def __hash__(self) -> int:
+        return hash(self._io)
 
     def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:
         """See FileIO."""

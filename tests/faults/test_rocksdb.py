@@ -20,6 +20,7 @@ from statestore.codec.sealed_file import SealedFile
 from statestore.codec.trailer import RowCounts
 from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError
 from statestore.core.options import StateStoreOptions
+from statestore.engine.session import Session
 from statestore.engine.sessions import MAX_CLOSED_STORES
 from statestore.io.local import LocalFileIO
 from statestore.testing.engine_process import EngineProcess
@@ -183,6 +184,35 @@ def test_store_stays_open_when_a_provider_of_an_ended_run_closes_it(tmp_path):
         assert engine.call("load", **shim.load())["files_read"] == 0
         engine.call("close", store=shim.store, backend="rocksdb")
         assert engine.call("status")["stores"] == 0
+
+
+def test_store_opened_while_its_closed_one_is_forgotten_is_one_store(tmp_path, monkeypatch):
+    """Catches a second session of the store, and a first one that nothing closes any more."""
+    others = [RocksDBShim(tmp_path, partition=n + 1) for n in range(MAX_CLOSED_STORES)]
+    shim = RocksDBShim(tmp_path)
+    engine = Engine(shim.scratch)
+    shim.store["provider"] = "first"
+    engine.call("load", **shim.load(0))
+    engine.call("close", store=shim.store, backend="rocksdb")
+    shim.store["provider"] = "second"
+    forget = Session.forget_local
+
+    def forget_slowly(session):
+        is_forgotten = forget(session)
+        if session.versions.location.store.partition == 0:
+            monkeypatch.undo()
+            engine.call("load", **shim.load(0))
+        return is_forgotten
+
+    monkeypatch.setattr(Session, "forget_local", forget_slowly)
+    for other in others:
+        engine.call("load", **other.load(0))
+        engine.call("close", store=other.store, backend="rocksdb")
+
+    shim.commit(engine, rows(1))
+    assert engine.call("status")["stores"] == 1
+    engine.call("close", store=shim.store, backend="rocksdb")
+    assert engine.call("status")["stores"] == 0
 
 
 def location_of(root):
