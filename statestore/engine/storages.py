@@ -219,11 +219,9 @@ class Storages:
                 to_fix="leave the option out, or use the filesystem or rocksdb backend",
             )
         with self._lock:
+            cache = self._shared_cache(request.options().fetch_cache_bytes)
             if self._memory is None or self._memory[0] != address:
-                self._memory = (
-                    address,
-                    DriverMemoryFileIO(address, self._make_cache_directory("memory")),
-                )
+                self._memory = address, DriverMemoryFileIO(address, cache)
             io = self._memory[1]
         return self._counted(StoreLocation(io, home.root, home.store, commits=home.commits))
 

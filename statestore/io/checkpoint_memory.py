@@ -11,11 +11,9 @@ import hashlib
 import hmac
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyarrow import flight
@@ -23,8 +21,11 @@ from pyarrow import flight
 from statestore.core.errors import StateStoreError, StorageError
 from statestore.io.checkpoint_memory_address import DriverMemoryAddress
 from statestore.io.file_io import FileInfo, existing_file, missing_file
-from statestore.io.local import TEMPORARY_PREFIX, named_errors
+from statestore.io.local import named_errors
 from statestore.io.memory import MemoryFileIO
+
+if TYPE_CHECKING:
+    from statestore.io.fetch_cache import FetchCache
 
 CALL_TIMEOUT_S = 120.0
 SLICE_BYTES = 1 << 20
@@ -93,6 +94,9 @@ class DriverMemoryServer(flight.FlightServerBase):
             if action.type == "read_tail":
                 data, size = self._files.read_tail(path, request["num_bytes"])
                 return [str(size).encode(), data]
+            if action.type == "identify":
+                size, number = self._files.identify(path)
+                return [str(size).encode(), str(number).encode()]
             if action.type == "read_range":
                 return [self._files.read_range(path, request["offset"], request["length"])]
             if action.type == "delete":
@@ -113,15 +117,15 @@ class DriverMemoryFileIO:
 
     Args:
         address: Where they are served.
-        cache_directory: Local directory into which `fetch` writes; owned by the caller.
+        cache: Local copies of fetched files.
         timeout_s: Longest that a call may take, seconds.
     """
 
     def __init__(
-        self, address: DriverMemoryAddress, cache_directory: str, timeout_s: float = CALL_TIMEOUT_S
+        self, address: DriverMemoryAddress, cache: FetchCache, timeout_s: float = CALL_TIMEOUT_S
     ) -> None:
         self._address = address
-        self._cache_directory = cache_directory
+        self._cache = cache
         self._client = flight.FlightClient(
             _location(address.host, address.port),
             # A proxy for the web does not lead to the driver.
@@ -158,35 +162,36 @@ class DriverMemoryFileIO:
         return data
 
     def fetch(self, path: str) -> str:
-        """See FileIO; one local file for each path, replaced by every fetch."""
-        local_path = self._cached(path)
-        with named_errors("keep a fetched file", local_path):
-            descriptor, temporary = tempfile.mkstemp(
-                prefix=TEMPORARY_PREFIX, dir=self._cache_directory
-            )
-            try:
-                with open(descriptor, "wb") as file, self._named_errors("read a file", path):
-                    file.writelines(_parts(self._client.do_get(_ticket(path), self._options)))
-                os.rename(temporary, local_path)
-            except BaseException:
-                Path(temporary).unlink(missing_ok=True)
-                raise
-        return local_path
+        """See FileIO; one local file for each time the path was written."""
+        size, number = self._do("identify", path)
+
+        def write(local_path: str) -> None:
+            with open(local_path, "wb") as file, self._named_errors("read a file", path):
+                file.writelines(_parts(self._client.do_get(_ticket(path), self._options)))
+            if self._do("identify", path)[1] != number:
+                raise StorageError(
+                    "a file was replaced while it was read",
+                    file=path,
+                    to_fix="let the batch run again",
+                )
+
+        # Another driver's memory has other files under the same paths and numbers.
+        place = f"{self._address.token} {number.decode()} {path}"
+        digest = hashlib.blake2b(place.encode(), digest_size=16).hexdigest()
+        with named_errors("keep a fetched file", path):
+            return self._cache.get(f"{digest}-{os.path.basename(path)}", int(size), write)
 
     def fetch_slices(self, path: str, size: int, slices: Sequence[tuple[int, int]]) -> str:  # noqa: ARG002
         """See FileIO; the whole file, which is small."""
         return self.fetch(path)
 
     def delete(self, path: str) -> None:
-        """See FileIO; its local copy goes too."""
+        """See FileIO."""
         self._do("delete", path)
-        self._forget(path)
 
     def delete_files(self, directory: str, names: Sequence[str]) -> None:
-        """See FileIO; their local copies go too."""
+        """See FileIO."""
         self._do("delete_files", directory, names=list(names))
-        for name in names:
-            self._forget(f"{directory}/{name}")
 
     def list(self, directory: str) -> list[FileInfo]:
         """See FileIO."""
@@ -210,14 +215,6 @@ class DriverMemoryFileIO:
         with self._named_errors(action.replace("_", " "), path):
             results = self._client.do_action(flight.Action(action, body), self._options)
             return tuple(result.body.to_pybytes() for result in results)
-
-    def _forget(self, path: str) -> None:
-        with named_errors("delete a fetched file", path):
-            Path(self._cached(path)).unlink(missing_ok=True)
-
-    def _cached(self, path: str) -> str:
-        digest = hashlib.blake2b(path.encode(), digest_size=16).hexdigest()
-        return f"{self._cache_directory}/{digest}-{os.path.basename(path)}"
 
     @contextmanager
     def _named_errors(self, action: str, path: str) -> Iterator[None]:

@@ -66,6 +66,11 @@ class MemoryFileIO:
         """See FileIO."""
         return self._get(path).data[offset : offset + length]
 
+    def identify(self, path: str) -> tuple[int, int]:
+        """Return the size of a file and a number of this content alone; errors as `read_tail`."""
+        file = self._get(path)
+        return len(file.data), file.number
+
     def read(self, path: str) -> bytes:
         """Return the whole file, without a copy; errors as `read_tail`."""
         return self._get(path).data

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from statestore.core.options import StateStoreOptions
 from statestore.io.checkpoint_memory import DriverMemoryFileIO
 from statestore.io.checkpoint_memory_address import DriverMemoryAddress
+from statestore.io.fetch_cache import FetchCache
 from statestore.spark.connect import require_driver
 
 if TYPE_CHECKING:
@@ -47,4 +48,5 @@ def checkpoint_memory(spark: SparkSession) -> Iterator[FileIO]:
     fields = json.loads(found.toString())
     address = DriverMemoryAddress(fields["host"], fields["port"], fields["token"])
     with tempfile.TemporaryDirectory(prefix="statestore-memory-") as cache_directory:
-        yield DriverMemoryFileIO(address, cache_directory)
+        cache = FetchCache(cache_directory, StateStoreOptions().fetch_cache_bytes)
+        yield DriverMemoryFileIO(address, cache)

@@ -15,6 +15,7 @@ from statestore.core.errors import FencedError, NotFoundError, StorageError
 from statestore.engine.service import EngineService
 from statestore.io.checkpoint_memory import SLICE_BYTES, DriverMemoryFileIO
 from statestore.io.checkpoint_memory_address import DriverMemoryAddress
+from statestore.io.fetch_cache import FetchCache
 from statestore.testing.deltas import write_stream
 from statestore.testing.engine_process import CheckpointMemory
 
@@ -42,7 +43,7 @@ def open_memory(tmp_path):
 
     def open_at(address):
         (tmp_path / "cache").mkdir(exist_ok=True)
-        return DriverMemoryFileIO(address, str(tmp_path / "cache"))
+        return DriverMemoryFileIO(address, FetchCache(str(tmp_path / "cache"), 0))
 
     return open_at
 
@@ -150,7 +151,29 @@ def test_large_file_arrives_whole_when_many_send_at_once(tmp_path, start_memory,
         assert fetched.read_bytes() == content
         assert io.read_range(f"/ck/{number}", 0, 7) == content[:7]
         io.delete(f"/ck/{number}")
-        assert not fetched.exists()
+
+
+def test_copies_of_files_that_others_delete_go(tmp_path, start_memory, open_memory):
+    """Catches a disk that fills where a partition's engine changes: the next one deletes."""
+    address = start_memory().address
+    io, other = open_memory(address), open_memory(address)
+    for number in range(20):
+        io.write(f"/ck/{number}", b"x" * 1000, sync=False, overwrite=False)
+        assert Path(io.fetch(f"/ck/{number}")).read_bytes() == b"x" * 1000
+        other.delete(f"/ck/{number}")
+
+    assert len(list((tmp_path / "cache").iterdir())) <= 1
+
+
+def test_replaced_file_is_fetched_anew(start_memory, open_memory):
+    """Catches a copy of the attempt before."""
+    io = open_memory(start_memory().address)
+    held = []
+    for content in (b"first", b"second", b"second"):
+        io.write("/ck/1", content, sync=False, overwrite=True)
+        held.append(io.fetch("/ck/1"))
+        assert Path(held[-1]).read_bytes() == content
+    assert Path(held[0]).read_bytes() == b"first"
 
 
 def test_refusals_are_those_of_every_storage(start_memory, open_memory):

@@ -21,6 +21,7 @@ from statestore.codec.references import StoreName
 from statestore.core.errors import NotFoundError
 from statestore.io.checkpoint_memory import DriverMemoryFileIO
 from statestore.io.checkpoint_memory_address import DriverMemoryAddress
+from statestore.io.fetch_cache import FetchCache
 from statestore.store.table import Table
 
 from .conftest import EXTENDED, MakeLane
@@ -55,7 +56,8 @@ def memory(spark: SparkSession, tmp_path: Path) -> Callable[[], DriverMemoryFile
         cache.mkdir(exist_ok=True)
         fields = (address.get(name) for name in ("host", "port", "token"))
         host, port, token = (field.asText() for field in fields)
-        return DriverMemoryFileIO(DriverMemoryAddress(host, int(port), token), str(cache))
+        address = DriverMemoryAddress(host, int(port), token)
+        return DriverMemoryFileIO(address, FetchCache(str(cache), 0))
 
     return open_memory
 
