@@ -31,10 +31,11 @@ from statestore.codec.rows import (
     to_numpy,
     write_options,
 )
-from statestore.codec.sorting import join_batches
+from statestore.codec.sorting import gather, join_batches
 from statestore.codec.trailer import RowCounts
 from statestore.core.errors import InternalError
 from statestore.io.local import named_errors
+from statestore.operations.rows_by_partition import RowsByPartition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
 
 MAX_STATES_AT_ONCE = min(os.cpu_count() or 1, 8)
 """Stores read and written side by side; Arrow and RocksDB work outside of Python's lock."""
+
+MAX_OPEN_STATES = 64
+"""State partitions that rows are dealt out to as they are read: each has a file and rows held."""
 
 
 def deal_out(num_before: int, num_after: int) -> list[tuple[range, range]]:
@@ -77,7 +81,8 @@ class StateWriter:
         self._path = f"{work.scratch_directory}/new-{new.checkpoint_id}"
         self._form = work.form(location.body)
         compression = self._form.stream_compression(work.options)
-        self._stream = ipc.new_stream(self._path, SCHEMA, options=write_options(compression))
+        with named_errors("write to the scratch directory", self._path):
+            self._stream = ipc.new_stream(self._path, SCHEMA, options=write_options(compression))
         self._held: list[pa.RecordBatch] = []
         self._held_bytes = 0
         self._num_rows = 0
@@ -234,20 +239,36 @@ def write_states(
             for location, head in givers
             for run in own.form(location.body).runs(location, head, own)
         ]
+        # State partitions have no key group in common, so the runs of one begin where they like.
+        is_by_key = all(own.form(location.body).is_by_key for location, _ in givers)
+        join = append_runs if is_by_key else merge_runs
+        rows = _counted(join(runs, new.max_parallelism), trailers)
+        if len(takers) > MAX_OPEN_STATES:
+            return _write_one_by_one(rows, new, takers, own)
         writers = {
             location: StateWriter(location, replace(new, checkpoint_id=checkpoint_id), own)
             for location, checkpoint_id in takers.items()
         }
-        num_rows = 0
-        # State partitions have no key group in common, so the runs of one begin where they like.
-        is_by_key = all(own.form(location.body).is_by_key for location, _ in givers)
-        join = append_runs if is_by_key else merge_runs
-        for batch in join(runs, new.max_parallelism):
-            num_rows += batch.num_rows
-            for location, rows in _dealt(batch, list(writers), num_partitions):
-                writers[location].add(rows)
-        _check_count(trailers, num_rows)
+        for batch in rows:
+            for location, dealt in _dealt(batch, list(writers), num_partitions):
+                writers[location].add(dealt)
         return {location: writer.finish() for location, writer in writers.items()}
+
+
+def _write_one_by_one(
+    rows: Iterable[pa.RecordBatch], new: NewVersion, takers: Mapping[StoreLocation, str], work: Work
+) -> dict[StoreLocation, PublishedFile]:
+    """Write each taker by itself, of rows that are laid by before: one file is open at a time."""
+    laid_by = RowsByPartition(work.scratch_directory, new.num_partitions)
+    for piece in gather(rows):
+        laid_by.lay_by(piece)
+    made = {}
+    for location, checkpoint_id in takers.items():
+        writer = StateWriter(location, replace(new, checkpoint_id=checkpoint_id), work)
+        for batch in laid_by.batches(location.store.partition):
+            writer.add(batch)
+        made[location] = writer.finish()
+    return made
 
 
 def _dealt(
@@ -262,7 +283,14 @@ def _dealt(
         yield location, batch.take(from_numpy(own, pa.int64()))
 
 
-def _check_count(trailers: Sequence[Trailer], num_rows: int) -> None:
+def _counted(
+    batches: Iterable[pa.RecordBatch], trailers: Sequence[Trailer]
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows; check behind the last that they are as many as the trailers say."""
+    num_rows = 0
+    for batch in batches:
+        num_rows += batch.num_rows
+        yield batch
     expected = add_counts(trailer.num_keys for trailer in trailers)
     # A version that a rescale made of others' files does not know its number of rows.
     if expected in (None, num_rows):

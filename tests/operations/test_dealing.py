@@ -90,6 +90,24 @@ def test_processes_make_what_threads_do(query, tmp_path, request):
     assert sorted(in_threads[1]) == sorted(in_processes[1])
 
 
+def test_few_files_are_open_however_many_state_partitions_there_are(query, tmp_path):
+    """Catches a restore that has a file open, and rows in memory, for each state partition."""
+    code = """
+import resource, sys
+from statestore import Savepoint
+Savepoint(sys.argv[1])  # what it imports is open by now
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+Savepoint(sys.argv[1]).restore(sys.argv[2], backend="filesystem", num_partitions=512)
+"""
+    savepoint, restored = str(tmp_path / "savepoint"), str(tmp_path / "restored")
+    Checkpoint(query.path).savepoint(savepoint)
+
+    subprocess.run([sys.executable, "-c", code, savepoint, restored], check=True)
+
+    assert read_checkpoint(restored) == query.expected()
+    assert Checkpoint(restored).verify(deep=True).findings == ()
+
+
 @pytest.mark.usefixtures("counts")
 def test_damage_that_a_process_finds_is_an_error(query, tmp_path):
     """Catches a savepoint that lacks what a process could not read."""

@@ -37,7 +37,8 @@ from statestore.io.local import named_errors
 from statestore.operations.full_state import MAX_STATES_AT_ONCE, write_full_state
 from statestore.operations.passes import Pass
 from statestore.operations.reading.read import decode_pairs
-from statestore.operations.rehashing import RowsByPartition, not_where_they_belong, rehash
+from statestore.operations.rehashing import not_where_they_belong, rehash
+from statestore.operations.rows_by_partition import RowsByPartition
 from statestore.operations.spark_states import find_versions, state_of
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from statestore.codec.sorting import gather, sort_into_runs
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.full_state import MAX_STATES_AT_ONCE, StateWriter
 from statestore.operations.passes import Pass
-from statestore.operations.rehashing import RowsByPartition
+from statestore.operations.rows_by_partition import RowsByPartition
 from statestore.operations.states import read_rows
 from statestore.operations.writing.changes import pick
 from statestore.operations.writing.family_rows import Gone
