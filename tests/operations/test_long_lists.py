@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from io import BytesIO
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pytest
 
 from statestore import Checkpoint, Edited, write_savepoint
+from statestore.backends.forms import work_in
 from statestore.codec import sorting
-from statestore.codec.rows import MAX_BLOCK_BYTES, MAX_BLOCK_ROWS
+from statestore.codec.column_family import ColumnFamily
+from statestore.codec.evolution import decode_value_rows
+from statestore.codec.key_bytes import decode_keys, split_values
+from statestore.codec.references import StoreName
+from statestore.codec.rows import MAX_BLOCK_BYTES, MAX_BLOCK_ROWS, PUT, SCHEMA
+from statestore.core.clock import SystemClock
 from statestore.core.errors import InvalidArgumentError
+from statestore.core.options import StateStoreOptions
+from statestore.operations.savepoint.from_spark import _own_rows
+from statestore.operations.store_state import StoreState
+from statestore.testing.stores import schema_of
 from tests.checkpoints import write_checkpoint
 from tests.made_joins import SIDES, MadeJoin, column
 
@@ -159,3 +172,50 @@ def test_join_has_every_row_of_a_key_in_format_4(tmp_path: Path, seed: int) -> N
             (one["key"]["field0"], one["value"]["at"], one["value"]["n"]) for one in rows_found
         )
         assert ((expected - found).total(), (found - expected).total()) == (0, 0)
+
+
+@pytest.mark.parametrize("lengths", [(40_000,), (16_000, 800), (8_193, 8_192, 5)])
+def test_lists_that_spark_wrote_as_avro_are_whole(tmp_path: Path, lengths: tuple[int, ...]) -> None:
+    """Catches elements that are lost where a list is decoded and encoded again."""
+    schema = schema_of(n="long")
+    family = ColumnFamily(
+        1, "seen", schema, schema, multi_values=True, value_schemas={0: schema}, avro=True
+    )
+    record = {"type": "record", "name": "top", "fields": [{"name": "n", "type": ["null", "long"]}]}
+    parsed = fastavro.parse_schema(record)
+
+    def avro(number: int) -> bytes:
+        data = BytesIO()
+        fastavro.schemaless_writer(data, parsed, {"n": number})
+        return b"\0\0" + data.getvalue()
+
+    def element(number: int) -> bytes:
+        return len(avro(number)).to_bytes(4) + avro(number)
+
+    lists = [b"".join(map(element, range(length))) for length in lengths]
+    columns: list[Any] = [
+        pa.array([0] * len(lists), pa.uint16()),
+        pa.array([1] * len(lists), pa.uint16()),
+        pa.array([PUT] * len(lists), pa.uint8()),
+        pa.array(map(avro, range(len(lists))), pa.binary()),
+        pa.array(lists, pa.binary()),
+    ]
+    stored = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    state = StoreState(
+        StoreName(0, 0), 1, 8, True, None, 1, (family,), "full", 1, 1, 1, (), True,
+        lambda column_family, key_group=None: iter([stored]),
+    )  # fmt: skip
+
+    made = list(_own_rows(state, work_in(str(tmp_path), StateStoreOptions(), SystemClock())))
+
+    own = replace(family, avro=False)
+    found = {
+        key["n"]: decode_value_rows(values, own).field("n").to_pylist()
+        for batch in made
+        for row in range(batch.num_rows)
+        for (key,) in [decode_keys(batch.column(3).slice(row, 1), own).to_pylist()]
+        for values, _ in [split_values(batch.column(4).slice(row, 1))]
+    }
+    assert sum(batch.num_rows for batch in made) == len(lengths)
+    assert {key: len(of) for key, of in found.items()} == dict(enumerate(lengths))
+    assert all(of == [*range(len(of))] for of in found.values())
