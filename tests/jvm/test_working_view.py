@@ -249,6 +249,20 @@ def test_spill_without_space_is_a_named_error_and_loses_no_row(
 
 
 @pytest.mark.timeout(240)
+def test_space_of_a_spill_is_given_back_with_its_batch(classes: Path, tmp_path: Path) -> None:
+    """Catches a local disk that fills with the files of former batches, and one that comes early.
+
+    What a thread of an ended task may still read stays a while.
+    """
+    shown = run_java(classes, "view.SpillSpaceCheck", str(tmp_path))
+
+    found = {name: int(number) for name, number in (pair.split("=") for pair in shown.split())}
+    assert found["runs"] > 1
+    assert found["before"] == found["kept"] >= found["runs"], found
+    assert found["left"] == 0, found
+
+
+@pytest.mark.timeout(240)
 def test_driver_that_does_not_answer_in_time_is_one_that_cannot_be_reached(classes: Path) -> None:
     """Catches tasks that fail because a busy driver does not say whose stores they open."""
     shown = run_java(classes, "engine.SilentDriverCheck")

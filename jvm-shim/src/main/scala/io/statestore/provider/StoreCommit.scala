@@ -55,8 +55,8 @@ private[statestore] final class StoreCommit(
       count(reply, numInternalKeys)
       val version = ViewVersion(
         base.number + 1, checkpointId, reply.get("lineage").asText, rescalable, stateBytes)
-      val advance =
-        new ViewAdvance(version, families, changes.values.filter(_.length > 0).toSeq)
+      val changed = changes.values.filter(_.length > 0).toSeq
+      val advance = new ViewAdvance(version, families, changed, () => overlay.free())
       Committed(version, numKeys, reply.get("snapshot"), advance)
     } finally {
       file.delete()

@@ -428,6 +428,7 @@ private[statestore] final class StoreHandle(
   private def releaseView(): Unit = if (holdsView) {
     holdsView = false
     overlay.close()
+    if (committed.isEmpty) overlay.free()
     provider.release(view, committed.map(_.advance))
     committed = committed.map(_.copy(advance = null))
   }

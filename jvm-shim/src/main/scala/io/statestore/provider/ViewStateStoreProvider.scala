@@ -212,6 +212,7 @@ abstract class ViewStateStoreProvider(backend: String)
   private def drop(): Unit = {
     if (current != null) current.retire()
     current = null
+    if (pending != null) pending.end()
     pending = null
   }
 
@@ -236,11 +237,12 @@ abstract class ViewStateStoreProvider(backend: String)
       view.release()
       if (lastRead != null && !lastRead.isOpen) lastRead = null
       advance.foreach { wanted =>
-        if (view.openHandles > 0) {
-          forget(view)
-        } else if (view eq current) {
+        if (view.openHandles == 0 && (view eq current)) {
           pending = wanted
           ViewStateStoreProvider.background.execute(() => lock.synchronized(settle()))
+        } else {
+          if (view.openHandles > 0) forget(view)
+          wanted.end()
         }
       }
     }
@@ -259,7 +261,7 @@ abstract class ViewStateStoreProvider(backend: String)
         drop() // half advanced
         if (!NonFatal(e)) throw e
         logWarning(s"working view was dropped: $toString, version=${wanted.version.number}", e)
-    }
+    } finally wanted.end()
     appliedInMs = (System.nanoTime() - started) / 1000000L
   }
 

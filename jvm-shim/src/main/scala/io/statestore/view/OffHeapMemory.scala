@@ -94,7 +94,8 @@ private[statestore] final class OffHeapMemory(budget: Budget, keptMs: Long = Kep
 
 private[statestore] object OffHeapMemory {
 
-  private val KeptMs = 10000L
+  /** For how long what a task has read stays mapped once it is freed. */
+  val KeptMs = 10000L
 
   private val HeaderBytes = 8
 

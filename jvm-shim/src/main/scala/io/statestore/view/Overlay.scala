@@ -6,6 +6,7 @@ import java.nio.channels.FileChannel
 import java.nio.channels.FileChannel.MapMode
 import java.nio.file.Files
 import java.nio.file.StandardOpenOption.{CREATE_NEW, READ, WRITE}
+import java.util.concurrent.{CompletableFuture, TimeUnit}
 import java.util.concurrent.atomic.AtomicInteger
 
 import scala.collection.mutable
@@ -13,6 +14,7 @@ import scala.collection.mutable
 import io.statestore.ShimErrors
 import io.statestore.keygroup.{KeyGroupFunction, KeyGroups}
 import org.apache.arrow.memory.util.MemoryUtil
+import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
 import org.apache.spark.unsafe.Platform
 
 /**
@@ -27,7 +29,8 @@ import org.apache.spark.unsafe.Platform
  * When the heap bytes pass the overlay's share of `budgetBytes`, what lists have on the heap moves
  * to a memory-mapped scratch file (unlinked at once: no file outlives the process) and the records
  * move, sorted, to a run in another one, while the index stays on the heap; reads find both as
- * before, and the commit merges the runs.
+ * before, and the commit merges the runs. `free` gives the disk its space back: left to the garbage
+ * collector, the files of many batches would be there at once.
  *
  * @param budgetBytes for all overlays of this JVM that hold writes together
  * @param byKey the order for the commit is by column family and key, not by key group first
@@ -44,7 +47,7 @@ private[statestore] final class Overlay(
   private val families = mutable.LinkedHashMap.empty[Int, OverlayFamily]
   private var listBytes = 0L // on the heap
   private val runs = mutable.ArrayBuffer.empty[Run]
-  // Keeps lists and runs mapped: rows handed out point into them.
+  // Of lists and runs: rows handed out point into them.
   private val mappings = mutable.ArrayBuffer.empty[MappedByteBuffer]
   private var lastFamily: OverlayFamily = _ // that `familyOf` returned
   private var shownUntil = 0L // a scan may have any record before this address
@@ -103,6 +106,21 @@ private[statestore] final class Overlay(
   def close(): Unit = if (isCounted) {
     isCounted = false
     Overlay.numWritten.decrementAndGet()
+  }
+
+  /**
+   * Gives back what was spilled, after a while: as with freed pages, a thread of an ended task may
+   * read a row a moment later. Nothing else asks for a record any more.
+   *
+   * @param keptMs milliseconds
+   */
+  def free(keptMs: Long = OffHeapMemory.KeptMs): Unit = {
+    val spilled = mappings.toList
+    mappings.clear()
+    if (spilled.nonEmpty) {
+      CompletableFuture.delayedExecutor(keptMs, TimeUnit.MILLISECONDS)
+        .execute(() => spilled.foreach(StateStoreInternals.unmap))
+    }
   }
 
   /**

@@ -97,11 +97,13 @@ private[statestore] abstract class CommittedCursor {
  * The change that a commit makes to the view it was made on.
  *
  * @param families the column families of the new version
+ * @param end      is called when nothing reads `changes` any more
  */
 private[statestore] final class ViewAdvance(
     val version: ViewVersion,
     val families: Seq[ColumnFamily],
-    val changes: Seq[FamilyChanges])
+    val changes: Seq[FamilyChanges],
+    val end: () => Unit = () => ())
 
 /**
  * A version a view can be at; the checkpoint ID and lineage tell two attempts of it apart, and are

@@ -1,6 +1,7 @@
 package org.apache.spark.sql.execution.streaming.state
 
 import java.lang.{Boolean => JBoolean}
+import java.nio.MappedByteBuffer
 import java.util.{Collections, UUID, WeakHashMap}
 import java.util.concurrent.TimeoutException
 
@@ -27,6 +28,7 @@ import org.apache.spark.sql.execution.streaming.runtime.{
   StreamExecution, StreamingCheckpointConstants}
 import org.apache.spark.sql.internal.{SessionState, SharedState, SQLConf, SQLConfEntries}
 import org.apache.spark.sql.streaming.{GroupStateTimeout, StreamingQuery, TimeMode, Trigger}
+import org.apache.spark.storage.StorageUtils
 import org.apache.spark.util.{NextIterator, RpcUtils, SerializableConfiguration, Utils}
 
 /** The few members of Spark that only its own packages can see, and nothing else. */
@@ -62,6 +64,9 @@ object StateStoreInternals {
   /** Local directories Spark may fill on this machine, in Spark's order; never empty. */
   def localDirectories(conf: SparkConf): Seq[String] =
     Utils.getConfiguredLocalDirs(conf).toSeq
+
+  /** Gives up the memory, and a deleted file's space; nothing may read the bytes any more. */
+  def unmap(mapped: MappedByteBuffer): Unit = StorageUtils.dispose(mapped)
 
   /** File name of the py4j archive that comes with Spark. */
   def py4jArchive: String = PythonUtils.PY4J_ZIP_NAME
