@@ -8,7 +8,9 @@
     <scratch>/*                               what the shim makes: deltas to commit
 
 JVM and engines hold a shared lock on its `lock` file. If no process holds it, all are gone, and the
-next engine started beside it removes the directory. If only an engine died, the engine that
+next engine started beside it on the same machine removes the directory. The engine writes into the
+file which machine that is: the parent may be on a file system that several share, where a lock of
+one is not always seen by another. If only an engine died, the engine that
 replaces it under the same name removes its unfinished files, and keeps the fetched ones, which the
 JVM may be reading.
 """
@@ -22,6 +24,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from statestore.core.process import find_process
 from statestore.io.local import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 NAME_PATTERN = "statestore-scratch-*"
 LOCK_NAME = "lock"
+_MAX_LOCK_BYTES = 1024
 MIN_STALE_MS = 60_000
 """A directory younger than this may belong to a JVM that has not locked it yet."""
 
@@ -52,6 +56,7 @@ class ScratchDirectory:
         Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._descriptor = os.open(f"{path}/{LOCK_NAME}", os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.lockf(self._descriptor, fcntl.LOCK_SH)
+        os.pwrite(self._descriptor, "\n".join(_machine()).encode(), 0)
 
     def sweep_beside(self, clock: Clock) -> int:
         """Remove stale scratch directories in the same parent; return how many.
@@ -100,6 +105,22 @@ class EngineDirectory:
             return starts.tell() - 1
 
 
+def _machine() -> tuple[str, str]:
+    """Return the names by which this machine is known: its host name, and its boot."""
+    process = find_process()
+    return process.host, process.machine.partition(" ")[0]
+
+
+def _is_of_this_machine(lock: str) -> bool:
+    """Return whether a lock file is of this machine, which may have booted since.
+
+    One that no engine wrote into is of a JVM that put nothing beside it yet.
+    """
+    host, _, boot = lock.partition("\n")
+    own_host, own_boot = _machine()
+    return lock == "" or host == own_host or (boot == own_boot != "")
+
+
 def _remove_if_stale(path: Path, now_ms: int) -> bool:
     try:
         descriptor = os.open(path / LOCK_NAME, os.O_RDWR)
@@ -107,6 +128,8 @@ def _remove_if_stale(path: Path, now_ms: int) -> bool:
         return False
     try:
         if now_ms - os.fstat(descriptor).st_mtime_ns // 1_000_000 < MIN_STALE_MS:
+            return False
+        if not _is_of_this_machine(os.read(descriptor, _MAX_LOCK_BYTES).decode(errors="replace")):
             return False
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(path, ignore_errors=True)

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from statestore.core.clock import SystemClock
 from statestore.core.version import __version__
 from statestore.engine import scratch
+from statestore.engine.scratch import ScratchDirectory
 from statestore.io.fetch_cache import FetchCache
 from statestore.io.local import TEMPORARY_PREFIX
 from statestore.testing.engine_process import (
@@ -375,6 +377,27 @@ def test_stores_are_served_in_parallel(tmp_path, engine):
 
     assert failures == []
     assert engine.call("status")["stores"] == 8
+
+
+def test_scratch_directory_of_another_machine_is_not_swept(tmp_path):
+    """Catches files of a live executor, removed on a disk that machines share without its locks."""
+    marks = {
+        "own": None,
+        "booted": f"{socket.gethostname()}\nboot before",
+        "other": "host of another\nboot of another",
+    }
+    for name, mark in marks.items():
+        directory = ScratchDirectory(f"{tmp_path}/statestore-scratch-{name}")
+        os.close(directory._descriptor)
+        lock = Path(directory.path, scratch.LOCK_NAME)
+        if mark is not None:
+            lock.write_text(mark)
+        os.utime(lock, (0, 0))
+
+    own = ScratchDirectory(f"{tmp_path}/statestore-scratch-new")
+
+    assert own.sweep_beside(SystemClock()) == 2
+    assert sorted(path.name[19:] for path in tmp_path.iterdir()) == ["new", "other"]
 
 
 def test_stale_scratch_directories_are_swept_and_used_ones_are_not(tmp_path):
