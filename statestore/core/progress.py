@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -60,6 +61,15 @@ class CallPool(ThreadPoolExecutor):
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """See Executor."""
         return super().submit(copy_context().run, fn, *args, **kwargs)
+
+
+def wait_with_steps(future: Future[Any], timeout_s: float) -> None:
+    """Wait for a future, for so many seconds at most: the call goes on meanwhile. Never raises."""
+    end = time.monotonic() + timeout_s
+    while not wait([future], min(_WATCHED_S, max(0.0, end - time.monotonic()))).done:
+        if time.monotonic() >= end:
+            return
+        step()
 
 
 class Turn:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from statestore.checkpoint.cleanup import Cleanup
 from statestore.checkpoint.load import check_partition_exists
 from statestore.core.errors import NotFoundError, StateStoreError
-from statestore.core.progress import Turn
+from statestore.core.progress import Turn, wait_with_steps
 
 if TYPE_CHECKING:
     from statestore.backends.filesystem.versions import FilesystemVersions
@@ -147,7 +147,7 @@ class Session:
         with self._turn:
             behind, self._catching_up = self._catching_up, None
             if behind is not None:
-                wait([behind], CATCH_UP_S)
+                wait_with_steps(behind, CATCH_UP_S)
             published = self.versions.commit(new, local_path, arrow_length, options)
             self._rest()
         self._tend(published, options, is_forced=force_snapshot)

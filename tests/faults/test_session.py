@@ -3,6 +3,7 @@
 import errno
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,8 @@ from statestore.core.clock import SystemClock
 from statestore.core.errors import NotFoundError, StorageError
 from statestore.core.ids import CountingIds
 from statestore.core.options import StateStoreOptions
+from statestore.core.progress import Progress, watched
+from statestore.engine import session
 from statestore.engine.session import Session, snapshot_pool
 from statestore.io.local import LocalFileIO
 from statestore.testing.deltas import new_version, write_stream
@@ -93,6 +96,21 @@ def test_commits_go_on_while_a_snapshot_is_stuck(bench):
     bench.io.gate.set()
     bench.wait_for_snapshot(3)
     assert bench.io.num_held == 1
+
+
+def test_commit_that_waits_for_a_snapshot_shows_signs_of_life(bench, monkeypatch):
+    """Catches an engine that is killed as hung while its store catches up."""
+    bench.commit()
+    before, waiting = Progress(), Progress()
+    with watched(before):
+        bench.commit()
+    monkeypatch.setattr(session, "CATCH_UP_S", 1.5)
+    bench.session._catching_up = Future()
+
+    with watched(waiting):
+        bench.commit()
+
+    assert waiting.steps >= before.steps + 3
 
 
 def test_maintenance_waits_no_longer_than_it_may(bench, caplog):
