@@ -35,7 +35,12 @@ class VersionsBase(ABC):
         location: The store.
         clock: Source of time.
         backend: The state backend.
+
+    Attributes:
+        local_directory: For a local database, of this object alone; empty where there is none.
     """
+
+    local_directory = ""
 
     def __init__(self, location: StoreLocation, clock: Clock, backend: str) -> None:
         self.location = location

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
+from itertools import count
 from typing import TYPE_CHECKING
 
 from statestore.backends.opening import open_versions
@@ -68,7 +69,8 @@ class Sessions:
         """The last provider instances that closed: no new session waits for one of them."""
         self._rocksdb_memory: DatabaseMemory | None = None
         self._rocksdb_memory_asked: set[int] = set()
-        self._rocksdb_names: Counter[str] = Counter()
+        self._rocksdb_directories: set[str] = set()
+        """Of the local databases of the sessions."""
 
     @property
     def num_open(self) -> int:
@@ -112,6 +114,8 @@ class Sessions:
                 if is_reader:
                     session.readers.add(request.provider())
             (self._open if session.providers else self._closed)[key] = session
+            if made is not session:  # another call was first
+                self._rocksdb_directories.discard(made.versions.local_directory)
         return session
 
     def close(self, request: Request) -> None:
@@ -167,9 +171,13 @@ class Sessions:
         name = hashlib.blake2b(place.encode(), digest_size=8).hexdigest()
         with self._lock:
             # The same store by other credentials is another session, with a database of its own.
-            self._rocksdb_names[name] += 1
-            name = f"{name}-{self._rocksdb_names[name]}"
-        return f"{self._scratch_directory}/rocksdb/{name}", memory
+            # A new engine takes the first name, so that is where the database of its last one is.
+            directories = (
+                f"{self._scratch_directory}/rocksdb/{name}-{number}" for number in count(1)
+            )
+            directory = next(path for path in directories if path not in self._rocksdb_directories)
+            self._rocksdb_directories.add(directory)
+        return directory, memory
 
     def _keys_to_close(self, request: Request) -> list[tuple[str, StoreLocation]]:
         backend = request.backend(BACKENDS)
@@ -193,6 +201,8 @@ class Sessions:
         for key, session in sessions:
             if session.forget_local():
                 self._storages.forget(key[1])
+                with self._lock:
+                    self._rocksdb_directories.discard(session.versions.local_directory)
             else:
                 with self._lock:
                     if key not in self._open:

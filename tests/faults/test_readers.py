@@ -100,6 +100,16 @@ def test_what_was_fetched_for_readers_goes_with_the_last_of_them(query, tmp_path
     assert engine.call("load", **shim.load())["bytes_read"] == 0
 
 
+def test_view_stays_while_three_others_are_made_for_readers(query):
+    """Catches a reader whose view goes with the next read, before it is opened."""
+    engine, shim = query
+    reader = reader_of(shim)
+
+    views = [read(engine, reader, version) for version in range(3, 7)]
+
+    assert [len(in_view(view)) for view in views] == [3, 4, 5, 6]
+
+
 def test_reader_that_comes_back_without_a_query_finds_what_it_fetched(query, tmp_path, io):
     """Catches a notebook that fetches all of the state for each look at it."""
     _, shim = query

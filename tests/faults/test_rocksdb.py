@@ -215,6 +215,23 @@ def test_store_opened_while_its_closed_one_is_forgotten_is_one_store(tmp_path, m
     assert engine.call("status")["stores"] == 0
 
 
+def test_store_that_was_forgotten_comes_back_to_the_same_directory(tmp_path):
+    """Catches a local database that the engine after a killed one does not find."""
+    others = [RocksDBShim(tmp_path, partition=n + 1) for n in range(MAX_CLOSED_STORES)]
+    shim = RocksDBShim(tmp_path)
+    engine = Engine(shim.scratch)
+    shim.commit(engine, rows(1))
+    (path,) = Path(shim.scratch, "rocksdb").iterdir()
+    for used in (shim, *others):
+        engine.call("load", **used.load(used.parent["version"] if used.parent else 0))
+        engine.call("close", store=used.store, backend="rocksdb")
+    assert not path.exists()
+
+    engine.call("load", **shim.load())
+
+    assert path.exists()
+
+
 def location_of(root):
     """The store of a checkpoint that `open_store` makes."""
     location = StoreLocation(LocalFileIO(), str(root / "state"), StoreName(0, 0, "default"))

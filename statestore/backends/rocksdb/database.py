@@ -214,13 +214,13 @@ class LocalDatabase:
         with local_errors("compact the local database", str(self.directory)):
             self._current().compact_range(None, None)
 
-    def shrink(self) -> None:
-        """Close the database and keep on disk only the view of its version."""
+    def shrink(self, num_views: int = 1) -> None:
+        """Close the database and keep on disk only its newest views, with that of its version."""
         if self.at is not None and self.at not in self._views:
             with suppress(StorageError):
                 self.ingest((), self.at)
         self.close()
-        for version in list(self._views)[:-1]:
+        for version in list(self._views)[:-num_views]:
             shutil.rmtree(self._views.pop(version).path, ignore_errors=True)
         if self._path is not None:
             shutil.rmtree(self._path, ignore_errors=True)

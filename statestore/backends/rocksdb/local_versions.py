@@ -106,10 +106,10 @@ class LocalVersions:
         database = self._database
         return database is not None and (database.at == version or database.has_view(version))
 
-    def shrink(self) -> None:
-        """Release memory; the newest view stays on disk for a later load."""
+    def shrink(self, num_views: int = 1) -> None:
+        """Release memory; the newest views stay on disk for a later load."""
         if self._database is not None:
-            self._database.shrink()
+            self._database.shrink(num_views)
 
     def forget(self) -> None:
         """Release memory and remove everything on the local disk."""

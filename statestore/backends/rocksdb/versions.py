@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.chain import files_to_merge, newest_summary
 from statestore.backends.rocksdb.change_feed import write_change_feed
-from statestore.backends.rocksdb.database import LocalDatabase, local_errors
+from statestore.backends.rocksdb.database import NUM_VIEWS, LocalDatabase, local_errors
 from statestore.backends.rocksdb.local_versions import LocalVersion, LocalVersions
 from statestore.backends.rocksdb.merging import merge_files
 from statestore.checkpoint.commit import (
@@ -80,7 +80,7 @@ class RocksDBVersions(VersionsBase):
         memory: DatabaseMemory,
     ) -> None:
         super().__init__(location, clock, BACKEND)
-        self._local_directory = local_directory
+        self.local_directory = local_directory
         self._memory = memory
         self._local = LocalVersions(location, local_directory, memory)
         self._reading = Turn()
@@ -134,7 +134,8 @@ class RocksDBVersions(VersionsBase):
             if from_snapshot is not None:
                 return self._replay(head, from_snapshot, options)
             read = self._bring_to(self._read, head, self._chain_to_read(head, options), options)
-            self._read.shrink()
+            # Other readers may not have opened the views yet that they were given.
+            self._read.shrink(NUM_VIEWS)
             return read
 
     def end_reading(self) -> None:
@@ -146,7 +147,7 @@ class RocksDBVersions(VersionsBase):
 
     @property
     def _replay_directory(self) -> str:
-        return f"{self._local_directory}-replay"
+        return f"{self.local_directory}-replay"
 
     def _bring_to(
         self,
@@ -198,7 +199,7 @@ class RocksDBVersions(VersionsBase):
             return done
         parent = self._recent.parent_of(new)
         # In the local database's directory, which the next engine clears of all but views.
-        scratch = f"{self._local_directory}/.tmp-body"
+        scratch = f"{self.local_directory}/.tmp-body"
         try:
             return self._commit(new, parent, local_path, arrow_length, scratch, options)
         except StorageError:
