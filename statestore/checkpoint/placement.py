@@ -31,6 +31,7 @@ from statestore.core.ids import RandomIds, is_checkpoint_id
 from statestore.core.json_fields import MalformedError, parse_fields
 from statestore.core.providers import IN_DRIVER_MEMORY
 from statestore.core.version import WRITER
+from statestore.io.storage import absolute_uri
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -187,7 +188,7 @@ def make_placement(
     Raises:
         CorruptionError, IncompatibleError, StorageError: As `read_placement`.
     """
-    made = Placement(uri.rstrip("/"), RandomIds().new_id())
+    made = Placement(absolute_uri(uri), RandomIds().new_id())
     owner = f"{path}/{made.id}/{OWNER_NAME}"
     # First, since a checkpoint bound to a storage that refuses its writes could not be started.
     io.make_directory(posixpath.dirname(owner))

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from statestore import Checkpoint
-from statestore.checkpoint.placement import read_placement
+from statestore.checkpoint.layout import StoreLocation
+from statestore.checkpoint.placement import make_placement, read_placement
+from statestore.codec.references import StoreName
 from statestore.codec.rows import PUT, Row
 from statestore.io.local import LocalFileIO
+from statestore.io.memory import MemoryFileIO
 from statestore.io.s3 import S3FileIO
 from statestore.testing.engine_process import EngineGoneError, EngineProcess
 from tests.s3_server import WRONG_KEY
@@ -77,6 +80,20 @@ def test_restart_finds_the_state(make_shim, tmp_path, storage, key):
     placement = read_placement(LocalFileIO(), f"{tmp_path}/ck/state")
     assert placement.storage == storage[0]
     assert (tmp_path / "ck/state/0/0").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("uri", "written"),
+    [("file:///", "file:///"), ("/", "/"), ("hdfs:///", "hdfs:///"), ("s3://b/a/", "s3://b/a")],
+)
+def test_storage_may_be_a_root_directory(tmp_path, uri, written):
+    """Catches a placement that names no place: the query does not start again."""
+    io = MemoryFileIO(str(tmp_path))
+    home = StoreLocation(io, "/ck/state", StoreName(0, 0))
+
+    make_placement(home, "/ck/state", io, "/", uri, sync=False)
+
+    assert read_placement(io, "/ck/state").storage == written
 
 
 def test_another_uri_is_refused(make_shim, storage):
