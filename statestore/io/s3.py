@@ -11,6 +11,7 @@ import hashlib
 import os
 import threading
 from collections import OrderedDict
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -411,8 +412,8 @@ class S3FileIO:
         try:
             return [future.result() for future in futures]
         finally:
-            for future in futures:
-                future.cancel()
+            # Of an upload that is aborted meanwhile, a part that arrives later would stay.
+            wait([future for future in futures if not future.cancel()])
 
 
 def part_bytes_of(size: int) -> int:

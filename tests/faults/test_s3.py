@@ -1,6 +1,7 @@
 """S3 as it fails: throttling, lost replies, truncated bodies, wrong credentials, no server."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -240,6 +241,21 @@ def test_upload_that_was_aborted_elsewhere_is_an_error(io, s3_server, bucket, lo
 
     assert caught.value.fields["code"] == "NoSuchUpload"
     assert io.read_tail(f"/{bucket}/a", 20)[0] == b"of another"
+
+
+def test_upload_is_aborted_when_none_of_its_parts_is_under_way(io, s3_server, bucket, local_file):
+    """Catches a part that arrives after the abort, and is stored and paid for without end."""
+    under_way = []
+    s3_server.gather("PUT", 3)
+    s3_server.fail("PUT", "refused")
+    s3_server.fail("PUT", lambda: time.sleep(0.5), 2)
+    s3_server.fail("DELETE", lambda: under_way.append(s3_server._at_once["PUT"]))
+
+    with pytest.raises(StorageError):
+        io.publish(local_file(bytes(LARGE)), f"/{bucket}/a", sync=True, overwrite=True)
+
+    assert under_way == [0]
+    assert s3_server.num_uploads(bucket) == 0
 
 
 def test_throttled_request_is_repeated(io, s3_server, bucket):
