@@ -400,9 +400,14 @@ class Store:
     ) -> tuple[NewVersion, int]:
         head = self._head.trailer if self._head else None
         growth = [0] * NUM_CLASSES
+        internal = {family.id for family in batch.column_families if family.internal}
+        num_internal_keys = head.num_internal_keys if head else 0
         for (family, key), row in rows.items():
             had = self.table.get(family, key) is not None
-            growth[class_of(row.key_group, self.num_partitions)] += (row.op != DELETE) - had
+            grown_by = (row.op != DELETE) - had
+            growth[class_of(row.key_group, self.num_partitions)] += grown_by
+            if family in internal and num_internal_keys is not None:
+                num_internal_keys += grown_by
         num_keys = len(self) + sum(growth)
         ops = [row.op for row in rows.values()]
         new = NewVersion(
@@ -412,6 +417,7 @@ class Store:
             checkpoint_format=head.checkpoint_format if head else self._checkpoint_format,
             rows=RowCounts(ops.count(PUT), ops.count(DELETE), ops.count(MERGE)),
             num_keys=num_keys,
+            num_internal_keys=num_internal_keys,
             max_parallelism=self.max_parallelism,
             num_partitions=self.num_partitions,
             rescalable=batch.is_rescalable and (head is None or head.rescalable),

@@ -1,12 +1,20 @@
 """A store of a query's checkpoint, opened without Spark: which version, and who may change it."""
 
+from dataclasses import replace
+
 import pytest
 
+from statestore.backends.filesystem.versions import FilesystemVersions
+from statestore.checkpoint.layout import StoreLocation
 from statestore.checkpoint.lease import Holder, Lease
+from statestore.codec.column_family import ColumnFamily
+from statestore.codec.references import StoreName
+from statestore.codec.rows import PUT, Row
 from statestore.core.clock import ManualClock, SystemClock
 from statestore.core.errors import InUseError, InvalidArgumentError
 from statestore.core.process import find_process
 from statestore.io.local import LocalFileIO
+from statestore.testing.deltas import new_version, write_stream
 from tests.checkpoints import OPTIONS, files_below, make_query
 from tests.seams import at
 
@@ -53,6 +61,27 @@ def test_store_that_cannot_be_is_refused_when_it_is_opened(tmp_path, how):
         at(tmp_path / "new", options=OPTIONS).open_store(**how)
     assert files_below(tmp_path) == {}
     at(tmp_path / "new", options=OPTIONS).open_store(partition=3, num_partitions=4).close()
+
+
+def test_rows_of_internal_column_families_stay_counted(tmp_path):
+    """Catches a query that shows more rows than it has after a commit from Python."""
+    families = (ColumnFamily(0, "default"), ColumnFamily(1, "$counts", internal=True))
+    rows = [Row(0, 0, PUT, b"a", b"1"), Row(0, 1, PUT, b"a", b"1"), Row(0, 1, PUT, b"b", b"1")]
+    location = StoreLocation(LocalFileIO(), f"{tmp_path}/ck/state", StoreName(0, 0))
+    length = write_stream(f"{tmp_path}/delta", rows, 8)
+    new = replace(
+        new_version(1, None, f"{1:032x}", rows, 3), num_internal_keys=2, column_families=families
+    )
+    FilesystemVersions(location, SystemClock()).commit(new, f"{tmp_path}/delta", length, OPTIONS)
+
+    with at(tmp_path / "ck", options=OPTIONS).open_store(version=1) as store:
+        batch = store.begin()
+        batch.put(b"b", b"2")
+        batch.put(b"c", b"2", column_family="$counts")
+        batch.put(b"d", b"2", column_family="$counts")
+        batch.delete(b"a", column_family="$counts")
+        batch.commit()
+        assert (len(store), store._head.trailer.num_internal_keys) == (5, 3)
 
 
 def test_store_is_not_changed_when_a_query_runs(tmp_path):
