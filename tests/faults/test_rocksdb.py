@@ -14,11 +14,18 @@ from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database_memory import DatabaseMemory
 from statestore.backends.rocksdb.merging import merge_files, read_file
 from statestore.checkpoint.layout import StoreLocation
+from statestore.checkpoint.rescaling import plan_rescale, write_rescaled_version
 from statestore.codec.references import StoreName
 from statestore.codec.rows import DELETE, Row
 from statestore.codec.sealed_file import SealedFile
 from statestore.codec.trailer import RowCounts
-from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError
+from statestore.core.clock import SystemClock
+from statestore.core.errors import (
+    CorruptionError,
+    InvalidArgumentError,
+    NotFoundError,
+    StateStoreError,
+)
 from statestore.core.options import StateStoreOptions
 from statestore.engine.session import Session
 from statestore.engine.sessions import MAX_CLOSED_STORES
@@ -31,9 +38,9 @@ from tests.shim import Engine, G, RocksDBShim, in_view, rows, write_sst
 OPTIONS = StateStoreOptions(fsync_enabled=False, rocksdb_merge_min_files=4)
 
 
-def load(root, version):
+def load(root, version, **where):
     """Rows of a version by a handle that has nothing on its local disk."""
-    with at(root, options=OPTIONS).open_store(version=version) as store:
+    with at(root, options=OPTIONS).open_store(version=version, **where) as store:
         return list(store.scan())
 
 
@@ -184,6 +191,37 @@ def test_store_stays_open_when_a_provider_of_an_ended_run_closes_it(tmp_path):
         assert engine.call("load", **shim.load())["files_read"] == 0
         engine.call("close", store=shim.store, backend="rocksdb")
         assert engine.call("status")["stores"] == 0
+
+
+def test_row_that_a_rescaled_store_would_not_show_is_refused(tmp_path):
+    """Catches a row that is counted, and that no read finds."""
+    options = replace(OPTIONS, max_parallelism=8)
+
+    def open_store(partition, num_partitions):
+        return at(tmp_path, options=options).open_store(
+            partition=partition, num_partitions=num_partitions, backend="rocksdb"
+        )
+
+    with open_store(0, 1) as store:
+        batch = store.begin()
+        for key_group in range(8):
+            batch.put(b"%d" % key_group, b"v", key_group=key_group)
+        batch.commit()
+        plan = plan_rescale({0: store._head}, 2)
+    location = replace(location_of(tmp_path), store=StoreName(0, 1, "default"))
+    write_rescaled_version(location, plan[1], str(tmp_path), sync=False, clock=SystemClock())
+
+    with open_store(1, 2) as store:
+        batch = store.begin()
+        batch.put(b"new", b"v", key_group=0)
+        with pytest.raises(InvalidArgumentError, match="num_partitions=2"):
+            batch.commit()
+        batch.abort()
+        batch = store.begin()
+        batch.put(b"new", b"v", key_group=1)
+        batch.commit()
+        assert [key for key, _ in store.scan()] == [b"1", b"3", b"5", b"7", b"new"]
+    assert [key for key, _ in load(tmp_path, 3, partition=1)] == [b"1", b"3", b"5", b"7", b"new"]
 
 
 def test_store_opened_while_its_closed_one_is_forgotten_is_one_store(tmp_path, monkeypatch):

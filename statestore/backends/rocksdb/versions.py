@@ -32,7 +32,13 @@ from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer
 from statestore.checkpoint.versions import VersionsBase
 from statestore.codec.references import VersionRef
 from statestore.codec.trailer import Block, compute_lineage
-from statestore.core.errors import CorruptionError, FencedError, NotFoundError, StorageError
+from statestore.core.errors import (
+    CorruptionError,
+    FencedError,
+    InvalidArgumentError,
+    NotFoundError,
+    StorageError,
+)
 from statestore.core.key_groups import KeyGroupSet
 from statestore.core.options import StateStoreOptions
 from statestore.core.progress import Turn
@@ -221,6 +227,16 @@ class RocksDBVersions(VersionsBase):
     ) -> PublishedFile:
         start_ms = self._clock.elapsed_ms()
         database = self._local.stand_at(parent, options)
+        if database.is_at_mixed and not new.rescalable:
+            raise InvalidArgumentError(
+                "a row is outside of the key groups of its state partition, where a rescaled store "
+                "would not show it",
+                store=str(self.location.store),
+                version=new.version,
+                num_partitions=new.num_partitions,
+                to_fix="put each row into the state partition that is its key group modulo the "
+                "number of state partitions; of a query, report it with its stateful operators",
+            )
         if new.sst is None:
             written = self._write(new, database, local_path, arrow_length, scratch, options)
         else:
