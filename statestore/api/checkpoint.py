@@ -726,8 +726,8 @@ class Checkpoint(Directory):
                 in SQL that their rows fulfil, such as `"user_id = 'x'"`. They and `upsert` are held
                 in memory.
             watermark_ms: Watermark from now on, milliseconds since the Unix epoch, not before that
-                of now: later rows are dropped, and what has ended by it is evicted, from the next
-                batch on.
+                of now. The next batch evicts what has ended by it; rows that are late by it are
+                dropped from the batch after that on.
             expire: In place of `delete`: a timestamp or date of the key or value, such as
                 `value.max`; rows go for which it is earlier than a limit. Only of an operator with
                 one store that is not transformWithState.

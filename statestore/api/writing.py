@@ -48,7 +48,8 @@ def write_savepoint(
             values from now on; else they must be those there are.
         offsets: Of a captured query: where each source goes on, as Spark's JSON of it; where the
             sources ended when it was captured, if None.
-        watermark_ms: Of a captured query: its watermark, milliseconds since the Unix epoch.
+        watermark_ms: Of a captured query: its watermark, milliseconds since the Unix epoch. With a
+            join of state format 4 its first batch takes rows that are late by it.
         dry_run: Whether to return what it would do, and change nothing. Files are read, streams are
             not.
         progress: Called with bytes of state done and the total.

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 _JOIN_INDEXED = "-keyWithIndexToValue"
 _EVENT_TIME = "__event_time"
-_TTL_PREFIX = "$ttl_"
+TTL_PREFIX = "$ttl_"
+"""What the name of an index of expiries begins with, in `transformWithState`."""
 
 
 def partition_key_columns(store: str, family: ColumnFamily) -> tuple[tuple[int, ...], ...]:
@@ -143,7 +144,7 @@ def _expiring_key(family: ColumnFamily, schema: SparkType) -> tuple[int, ...]:
     """The expiry index of a map state has (grouping key, user key) where others have the key."""
     element = schema.types[1]
     is_map = (
-        family.name.startswith(_TTL_PREFIX)
+        family.name.startswith(TTL_PREFIX)
         and element.kind == "struct"
         and element.names == ("key", "userKey")
         and all(kind.kind == "struct" for kind in element.types)

@@ -34,7 +34,7 @@ _RESCALE_MARK = "statestore.rescale"
 _EDIT_MARK = "statestore.edit"
 """Keys in the conf of an entry of the offset log, by which the shim knows that no sink was given
 the batch. Spark takes those it knows, and no others."""
-_PLANNED, _COMMITTED = "batchWatermarkMs", "nextBatchWatermarkMs"
+_LATE, _TIME, _NEXT = "batchWatermarkMs", "batchTimestampMs", "nextBatchWatermarkMs"
 
 CheckpointIds = dict[str, list[list[str]]]
 """By operator ID: for each state partition one for each store, in the operator metadata's order."""
@@ -170,7 +170,7 @@ def find_edit(checkpoint: OpenCheckpoint) -> EditBatch:
             to_fix="finish it by `statestore rescale`, or take it back (--undo), then repeat this",
         )
     committed = checkpoint.done_batches[-1]
-    watermark_ms = int(checkpoint.commit_entry(committed).fields.get(_COMMITTED, 0))
+    watermark_ms = int(checkpoint.commit_entry(committed).fields.get(_NEXT, 0))
     return EditBatch(committed + 1, begun is not None, watermark_ms)
 
 
@@ -213,15 +213,22 @@ def checkpoint_ids_of(
     }
 
 
-def with_watermark(
-    offsets: OffsetsEntry, commit: CommitEntry, watermark_ms: int
-) -> tuple[OffsetsEntry, CommitEntry]:
-    """Return the entries of a batch with the watermark that the next one has.
+def with_next_watermark(commit: CommitEntry, watermark_ms: int) -> CommitEntry:
+    """Return the entry of a batch with the watermark by which the next one evicts."""
+    return replace(commit, fields={**commit.fields, _NEXT: watermark_ms})
 
-    Spark evicts by the watermark in the commit entry of the batch before, and drops late rows by
-    that in its offsets entry.
+
+def with_late_watermark(offsets: OffsetsEntry, watermark_ms: int) -> OffsetsEntry:
+    """Return the entry of a batch with the watermark by which the next one drops late rows.
+
+    In state format 4 of joins Spark evicts only rows after it: it takes those before to be gone.
     """
-    return (
-        replace(offsets, metadata={**offsets.metadata, _PLANNED: watermark_ms}),
-        replace(commit, fields={**commit.fields, _COMMITTED: watermark_ms}),
-    )
+    return replace(offsets, metadata={**offsets.metadata, _LATE: watermark_ms})
+
+
+def with_every_expiry_due(offsets: OffsetsEntry) -> OffsetsEntry:
+    """Return the entry of a batch after which the next one evicts all that has expired.
+
+    Spark takes what expired before the time of the batch before to be gone.
+    """
+    return replace(offsets, metadata={**offsets.metadata, _TIME: 0})

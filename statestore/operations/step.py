@@ -24,7 +24,12 @@ from statestore.checkpoint.query_log import (
     write_bytes,
 )
 from statestore.core.errors import FencedError, InUseError, NotFoundError
-from statestore.operations.batches import checkpoint_ids_of, mark, with_watermark
+from statestore.operations.batches import (
+    checkpoint_ids_of,
+    mark,
+    with_every_expiry_due,
+    with_next_watermark,
+)
 from statestore.operations.in_use import exclusive_use
 
 if TYPE_CHECKING:
@@ -75,6 +80,7 @@ class Step:
         is_begun: bool,
         num_partitions: int | None = None,
         watermark_ms: int | None = None,
+        puts_expiries: bool = False,
     ) -> None:
         """Let the query go on from a version whose state was written.
 
@@ -85,12 +91,13 @@ class Step:
             is_begun: Whether the batch was planned before, by a call that did not end.
             num_partitions: State partitions from the batch on, None for those of before.
             watermark_ms: The watermark from now on, None for that of before.
+            puts_expiries: Whether rows are put that may have expired.
 
-        Guarantee: on return the query goes on from the version, and drops rows that are late by the
-        watermark from its first batch on. After a kill before the entry of the commit log it goes
-        on from the version before, or is refused where the number of state partitions changes;
-        after one behind it from the new one, whose first batch may still take rows that are late by
-        the new watermark, as when a batch of its own moved it.
+        Guarantee: on return the query goes on from the version. Its first batch evicts what has
+        ended by the watermark, and takes rows that are late by it, as when a batch of its own moved
+        it. After a kill before the entry of the commit log it goes on from the version before, or
+        is refused where the number of state partitions changes; after one behind it from the new
+        one, where rows that were put and had expired may stay, which Spark hides.
 
         Raises:
             FencedError: The batch was planned or committed meanwhile.
@@ -112,13 +119,12 @@ class Step:
         if done.checkpoint_ids:
             stores = {one.id: [store.name for store in one.stores] for one in checkpoint.operators}
             done = done.with_checkpoint_ids(checkpoint_ids_of(stores, made))
-        if watermark_ms is None:
-            checkpoint.commits.add(batch, done.encode())
-            return
-        # In the planned entry last: a query that runs a planned batch takes it from there.
-        planned, done = with_watermark(planned, done, watermark_ms)
+        if watermark_ms is not None:
+            done = with_next_watermark(done, watermark_ms)
         checkpoint.commits.add(batch, done.encode())
-        checkpoint.offsets.replace(batch, planned.encode())
+        if puts_expiries:
+            # Last: a query that runs a planned batch takes its time from there.
+            checkpoint.offsets.replace(batch, with_every_expiry_due(planned).encode())
 
     def mark_forgotten(self, batch: int) -> None:
         """Note of a committed `forget` that nothing may go back behind it: files are deleted then.

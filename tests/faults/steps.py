@@ -88,10 +88,7 @@ OPERATIONS = {
         take_back=lambda found: found.rescale(3),
         deletes=True,
     ),
-    "edit": Operation(
-        lambda found: found.edit(delete=pa.table({"key.k": [KEY]}), watermark_ms=7),
-        is_another=True,  # the planned entry keeps the watermark of before
-    ),
+    "edit": Operation(lambda found: found.edit(delete=pa.table({"key.k": [KEY]}), watermark_ms=7)),
     "edit-v2": Operation(
         lambda found: found.edit(delete=pa.table({"key.k": [KEY]})), checkpoint_format=2
     ),

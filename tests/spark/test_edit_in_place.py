@@ -11,13 +11,14 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from statestore import Checkpoint
+from statestore import Checkpoint, write_savepoint
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 
 from .conftest import EXTENDED, MakeLane, state_in_files
 from .harness import HEAP, Lane, Query
 from .queries import single
 from .state_variables import everything
+from .test_bootstrap_operators import captured, history_of
 
 pytestmark = [
     pytest.mark.ours,
@@ -105,11 +106,11 @@ WINDOWS = single("windows", "append", _windows, [[ONE], [TWO]])
 START_MS = 1_704_067_200_000
 
 
-def test_rows_late_by_the_watermark_that_was_set_are_dropped(make_lane: MakeLane) -> None:
-    """Catches a watermark that evicts and lets late rows in, or one that the next batch forgets."""
+def test_watermark_that_was_set_is_as_one_that_a_batch_moved(make_lane: MakeLane) -> None:
+    """Catches one that the next batch forgets, and late rows that are never dropped."""
     lane, left = make_lane(WINDOWS), make_lane(WINDOWS)
     early = files([event("a", 1, 1), event("a", 1, 12)])
-    later = files([event("a", 1, 13), event("a", 1, 25), event("a", 1, 50)])
+    later = files([event("a", 1, 13), event("a", 1, 25)], [event("a", 1, 14), event("a", 1, 50)])
     for one in (lane, left):
         one.run(*early)
     Checkpoint(lane.checkpoint).edit(watermark_ms=START_MS + 20_000)
@@ -119,8 +120,8 @@ def test_rows_late_by_the_watermark_that_was_set_are_dropped(make_lane: MakeLane
     def windows(one: Lane) -> dict[str, tuple[int, int]]:
         return {key: row for batch in one.batches for key, row in rows_of(one, batch).items()}
 
-    assert windows(left) == {0: (1, 0), 10: (2, 0), 20: (1, 0)}
-    assert windows(lane) == {0: (1, 0), 10: (1, 0), 20: (1, 0)}
+    assert windows(left) == {0: (1, 0), 10: (3, 0), 20: (1, 0)}
+    assert windows(lane) == {0: (1, 0), 10: (2, 0), 20: (1, 0)}
 
 
 def _last(events: DataFrame) -> DataFrame:
@@ -198,3 +199,53 @@ def test_a_key_is_forgotten_in_every_state_variable(make_lane: MakeLane, query: 
     counts = {key: n for key, what, n, *_ in map(ast.literal_eval, new) if what == "seen"}
     assert len(counts) > 3
     assert counts.get(gone, 0) == num_events
+
+
+HOUR_MS = 3_600_000
+EXPIRING = everything("scala", "ProcessingTime", (HOUR_MS,) * 3)
+
+
+@pytest.mark.parametrize("is_history", [False, pytest.param(True, marks=EXTENDED)])
+def test_rows_that_had_expired_when_they_were_put_are_evicted(
+    make_lane: MakeLane, is_history: bool
+) -> None:
+    """Catches rows that are hidden, and that Spark takes to be evicted since long."""
+    lane = make_lane(EXPIRING)
+    first, second, *_ = EXPIRING.plan
+    lane.run(*first)
+    checkpoint = Checkpoint(lane.checkpoint)
+    history = history_of(checkpoint)
+    index = history["$ttl_count"].select(["key", "value"])
+    expired = {
+        "$ttl_count": _expired(index, "key", "expirationMs"),
+        "count": _expired(history["count"].select(["key", "value"]), "value", "ttlExpirationMs"),
+    }
+    assert index.num_rows > 5
+
+    if is_history:
+        lane = make_lane(EXPIRING)
+        lane.feed(*first)
+        like = captured(lane)
+        written = write_savepoint(lane.root / "written", like=like, rows=history | expired).made
+        lane.checkpoint = lane.root / "bootstrapped"
+        written.restore(lane.checkpoint)
+        checkpoint = Checkpoint(lane.checkpoint)
+    else:
+        keys = index.select(["key"])
+        checkpoint.edit("$ttl_count", delete=keys, upsert=expired["$ttl_count"], all_rows=True)
+        checkpoint.edit("count", upsert=expired["count"])
+    lane.run(*second)
+
+    left = [row["expirationMs"] for row in checkpoint.rows("$ttl_count").read()["key"].to_pylist()]
+    assert left
+    assert START_MS not in left
+    values = checkpoint.rows("count").read()["value"].to_pylist()
+    assert len(values) == len(left)
+    assert START_MS not in [value["ttlExpirationMs"] for value in values]
+
+
+def _expired(rows: pa.Table, side: str, field: str) -> pa.Table:
+    """Return rows that expired long ago."""
+    changed = [row[side] | {field: START_MS} for row in rows.to_pylist()]
+    column = pa.array(changed, rows.schema.field(side).type)
+    return rows.set_column(rows.column_names.index(side), side, column)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from statestore.core.errors import IncompatibleError
 from statestore.operations.reading.diff import DiffCounts
 
 from .conftest import EXTENDED, PROVIDER, MakeLane
-from .harness import FILESYSTEM, ROCKSDB, ROCKSDB_BACKEND, Lane, Query, run_plan
+from .harness import FILESYSTEM, ROCKSDB, ROCKSDB_BACKEND, Files, Lane, Query, run_plan
 from .join_formats import V1, V2, assert_same, join_in, pinned, rows_in_order
 from .queries import JOIN_FORMAT, in_runs
 from .test_bootstrap_operators import captured, history_of, newest_watermark
@@ -38,6 +40,8 @@ JOINS = [
 ]
 INDEXES = {"3": ("keyToNumValues", "keyWithIndexToValue"), "4": ("tsWithKey", "keyWithTsToValues")}
 SIDES = ("left", "right")
+AHEAD_MS = 30_000
+"""How far a watermark is set ahead of that of now."""
 
 
 def _addresses(query: Query) -> list[str]:
@@ -218,6 +222,12 @@ def test_join_begins_with_a_history(make_lane: MakeLane, query: Query) -> None:
     num_before = len(streamed.batches)
     history = history_of(Checkpoint(streamed.checkpoint), leave_out=("default",))
     watermark_ms = newest_watermark(streamed.checkpoint)
+    first, *others = ([*batches] for batches in query.plan[1:])
+    if query.conf[JOIN_FORMAT] == "4":
+        # Its first batch takes late rows.
+        first[0] = _without_late_rows(first[0], watermark_ms)
+        watermark_ms += AHEAD_MS
+        Checkpoint(streamed.checkpoint).edit(watermark_ms=watermark_ms)
     lane.feed(*query.plan[0])
     like = captured(lane)
 
@@ -226,12 +236,61 @@ def test_join_begins_with_a_history(make_lane: MakeLane, query: Query) -> None:
     ).made
     lane.checkpoint = lane.root / "bootstrapped"
     savepoint.restore(lane.checkpoint)
-    for batches in query.plan[1:]:
+    for batches in (first, *others):
         streamed.run(*batches)
         lane.run(*batches)
     rest = [rows for _, rows in sorted(streamed.batches.items())][num_before:]
     assert [rows for _, rows in sorted(lane.batches.items())] == rest
     assert pinned(lane)[0] == query.conf[JOIN_FORMAT]
+
+
+def _without_late_rows(files: Files, watermark_ms: int) -> Files:
+    since = datetime.fromtimestamp(watermark_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.999Z")
+    return {side: [row for row in rows if row["ts"] > since] for side, rows in files.items()}
+
+
+@pytest.mark.needs("join-format-4")
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        ("left_outer", "interval"),
+        pytest.param("left_outer", "window", marks=EXTENDED),
+        pytest.param("full_outer", "interval", marks=EXTENDED),
+    ],
+)
+def test_rows_are_evicted_by_a_watermark_that_was_set(
+    make_lane: MakeLane, how: str, kind: str
+) -> None:
+    """Catches rows that stay for ever, and that an outer join never returns."""
+    in_2, in_4 = (in_runs(join_in(how, kind, version), 1, 1, 1) for version in "24")
+    lanes = [make_lane(in_2, FILESYSTEM), make_lane(in_4, FILESYSTEM), make_lane(in_4, ROCKSDB)]
+    of_2, of_4, reference = lanes
+    for lane in lanes:
+        lane.run(*in_4.plan[0])
+    num_before = len(reference.batches)
+    watermark_ms = newest_watermark(reference.checkpoint) + AHEAD_MS
+
+    for lane in (of_2, of_4):
+        Checkpoint(lane.checkpoint).edit(watermark_ms=watermark_ms)
+    _move_watermark(reference.checkpoint, watermark_ms)
+
+    for batches in in_4.plan[1:]:
+        for lane in lanes:
+            lane.run(*batches)
+    assert_same(reference, of_4)
+    rows = rows_in_order(reference)
+    assert [of_2.batches[batch] for batch in sorted(of_2.batches)] == rows
+    ended = [row for row in rows[num_before] if "None" in row]
+    assert ended, "nothing was evicted: the test tests nothing"
+
+
+def _move_watermark(checkpoint: Path, watermark_ms: int) -> None:
+    """Set the watermark of Spark's own checkpoint, as if its newest batch had moved it."""
+    newest = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    version, line = newest.read_text().splitlines()
+    moved = json.dumps(json.loads(line) | {"nextBatchWatermarkMs": watermark_ms})
+    newest.write_text(f"{version}\n{moved}")
+    (newest.parent / f".{newest.name}.crc").unlink()
 
 
 @pytest.mark.needs("join-format-4")

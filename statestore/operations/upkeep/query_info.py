@@ -243,9 +243,9 @@ def _position_at(checkpoint: OpenCheckpoint, batch: int) -> InputPosition | None
     try:
         entry = checkpoint.offsets_entry(batch)
         fields = Fields(entry.metadata)
-        planned, watermark = (
-            fields.integer(name, high=_MOST_MS) for name in ("batchTimestampMs", "batchWatermarkMs")
-        )
+        # An operation that puts rows which may have expired leaves no time.
+        planned = fields.integer("batchTimestampMs", low=1, high=_MOST_MS)
+        watermark = fields.integer("batchWatermarkMs", high=_MOST_MS)
     except (NotFoundError, CorruptionError, MalformedError):
         return None
     return InputPosition(batch, planned, watermark or None, entry.sources)

@@ -12,7 +12,7 @@ from statestore.codec.partition_key import partition_key_columns
 from statestore.codec.trailer import RowCounts
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.key_groups import resolve_max_parallelism
-from statestore.operations.batches import with_watermark
+from statestore.operations.batches import with_late_watermark, with_next_watermark
 from statestore.operations.committed_version import CommittedVersion, spark_files_of
 from statestore.operations.writing.shape import MERGE_ZEROS, StoreShape
 from statestore.spark_files.schemas import read_schemas
@@ -78,22 +78,27 @@ def find_captured(
                 to_fix="give one offset a source, in this order and form",
             )
         entry = replace(entry, sources=tuple(batch.offsets))
-    entry, commit = with_watermark(
-        entry, CommitEntry(f"v{batch.checkpoint_format}", {}), batch.watermark_ms
+    shapes = tuple(
+        _shape(checkpoint, operator, store, batch.checkpoint_format)
+        for operator in checkpoint.operators
+        for store in operator.stores
     )
+    # Else Spark never evicts rows of the history before the watermark: it takes them to be gone.
+    evicts_a_range = any(
+        family.encoder.startswith("timestamp-")
+        for shape in shapes
+        for family in shape.new.column_families
+    )
+    entry = with_late_watermark(entry, 0 if evicts_a_range else batch.watermark_ms)
+    commit = CommitEntry(f"v{batch.checkpoint_format}", {})
     version = CommittedVersion(
         checkpoint,
         _BATCH + 1,
         None,
         {_BATCH: entry},
-        {_BATCH: commit},
+        {_BATCH: with_next_watermark(commit, batch.watermark_ms)},
         {},
         tuple(spark_files_of(checkpoint)),
-    )
-    shapes = tuple(
-        _shape(checkpoint, operator, store, batch.checkpoint_format)
-        for operator in checkpoint.operators
-        for store in operator.stores
     )
     return version, shapes
 

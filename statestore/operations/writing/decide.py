@@ -14,7 +14,7 @@ import pyarrow as pa
 from statestore.checkpoint.query_log import read_bytes
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.text import format_count
-from statestore.operations.batches import find_edit
+from statestore.operations.batches import find_edit, with_every_expiry_due
 from statestore.operations.committed_version import find_version
 from statestore.operations.copying import same_shape
 from statestore.operations.key_set import KeySet
@@ -325,6 +325,9 @@ def _decided(
         IncompatibleError: Rows cannot be routed by their keys.
     """
     check_target(destination, operation, version.checkpoint.uri)
+    if any(of.puts_expiries for of in rows):
+        last = with_every_expiry_due(version.offsets[version.batch])
+        version = replace(version, offsets={**version.offsets, version.batch: last})
     passes: dict[Store, Pass] = {}
     for shape in shapes:
         own = tuple(of for of in rows if of.shape == shape)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 
 from statestore.codec.key_bytes import split_values
+from statestore.codec.partition_key import TTL_PREFIX
 from statestore.codec.rows import SCHEMA, from_numpy, to_numpy
 from statestore.operations.copy_result import FamilyChange
 from statestore.operations.reading.condition import Condition
@@ -63,6 +64,11 @@ class FamilyRows:
     def columns(self) -> FamilyColumns:
         """Makes rows of given columns."""
         return FamilyColumns(self.shape.name, self.family, self.shape.merges_zeros)
+
+    @property
+    def puts_expiries(self) -> bool:
+        """Whether it gets rows by which Spark evicts what has expired."""
+        return self.given is not None and self.family.name.startswith(TTL_PREFIX)
 
     @property
     def change(self) -> FamilyChange:

@@ -118,6 +118,7 @@ class EditInPlace:
                 made,
                 is_begun=batch.is_begun,
                 watermark_ms=self.watermark_ms,
+                puts_expiries=any(of.puts_expiries for of in self.rows),
             )
         return replace(self.result, done=True)
 
