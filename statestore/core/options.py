@@ -153,7 +153,8 @@ TABLE: tuple[Option, ...] = (
         "snapshot.maxChainLength", "snapshot_max_chain_length", "int", 32, scope="engine",
         unit="deltas", minimum=1, maximum=1000,
         doc="Number of deltas since the last snapshot at which a new one is taken. The rocksdb "
-        "backend merges files instead: rocksdb.mergeMinFiles.",
+        "backend merges files instead: rocksdb.mergeMinFiles. Above 50 raise "
+        "minDeltasForSnapshot to a fifth of it, or Spark asks for one at 50.",
     ),
     Option(
         "snapshot.replayRatio", "snapshot_replay_ratio", "float", 1.0, scope="engine",
@@ -170,7 +171,8 @@ TABLE: tuple[Option, ...] = (
     Option(
         "rocksdb.mergeMinFiles", "rocksdb_merge_min_files", "int", 8, scope="engine",
         unit="files", minimum=2, maximum=1000,
-        doc="Fewest durable files of similar size that are merged into one, in the background.",
+        doc="Fewest durable files of similar size that are merged into one, in the background. "
+        "Above 50 raise minDeltasForSnapshot to a fifth of it, or Spark asks for one at 50.",
     ),
     Option(
         "rocksdb.memoryBytes", "rocksdb_memory_bytes", "long", 134217728, scope="engine",

@@ -116,6 +116,40 @@ def test_an_edit_sets_the_watermark_forward_and_never_back(tmp_path: Path) -> No
     assert commit.fields["nextBatchWatermarkMs"] == 5000
 
 
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_what_an_entry_of_the_commit_log_says_of_sinks_is_kept(
+    tmp_path: Path, checkpoint_format: int
+) -> None:
+    """Catches a sink that Spark takes for a new one after an operation."""
+    made = make(tmp_path, checkpoint_format=checkpoint_format)
+    query = tmp_path / "query"
+    newest = query / "commits" / "1"
+    entry = CommitEntry.parse(newest.read_text(), "")
+    sink = {"sinkName": "out", "commitOffset": "1", "providerName": "parquet", "apiVersion": "v1"}
+    sinks = {"out": sink | {"isActive": True}}
+    # As Spark 4.3 writes it with queryEvolution.enableSinkEvolution.
+    entry = CommitEntry("v3", {**entry.fields, "sinkMetadataMap": sinks})
+    newest.write_text(entry.encode())
+    checkpoint = Checkpoint(made.path)
+
+    checkpoint.edit(0, delete=f"k = {KEYS[0]}", watermark_ms=5000)
+    checkpoint.rescale(2)
+    savepoint = checkpoint.savepoint(tmp_path / "savepoint").made
+    restored = savepoint.restore(tmp_path / "restored", num_partitions=4).made
+
+    for path in (query / "commits" / "2", query / "commits" / "3", *_commits_of(tmp_path)):
+        kept = CommitEntry.parse(path.read_text(), "")
+        assert (kept.version, kept.fields["sinkMetadataMap"]) == ("v3", sinks)
+        assert bool(kept.checkpoint_ids) == (checkpoint_format == 2)
+    assert restored.verify(deep=True).findings == ()
+
+
+def _commits_of(root: Path) -> list[Path]:
+    found = sorted(root.glob("restored/commits/[0-9]*"))
+    assert found
+    return found
+
+
 def test_rows_of_a_join_do_not_expire_by_a_column(tmp_path: Path) -> None:
     """Catches a side of a join whose count of rows no longer fits them."""
     made = make(tmp_path)
