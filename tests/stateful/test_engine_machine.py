@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from rocksdict import AccessType, Options, Rdict
@@ -19,6 +18,7 @@ from statestore.testing.deltas import write_stream
 from statestore.testing.engine_process import EngineGoneError, EngineProcess
 from statestore.testing.models import StoreModel, keys, values
 from tests.shim import G, write_sst
+from tests.stateful.histories import case_of
 
 OPTIONS = {
     "fsync_enabled": False,
@@ -26,6 +26,11 @@ OPTIONS = {
     "orphan_age_ms": 0,
     "rocksdb_merge_min_files": 3,
 }
+
+
+def changes():
+    """Changes of a batch: operation and value by key."""
+    return st.dictionaries(keys(), st.tuples(st.sampled_from([PUT, DELETE, MERGE]), values()))
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -44,10 +49,17 @@ class EngineMachine(RuleBasedStateMachine):
         self.oldest = 1
         self.num_attempts = 0
 
-    @initialize(checkpoint_format=st.sampled_from([1, 2]), incremental=st.booleans())
-    def choose(self, checkpoint_format, incremental):
+    @initialize(
+        checkpoint_format=st.sampled_from([1, 2]),
+        incremental=st.booleans(),
+        first=changes(),
+        data=st.data(),
+    )
+    def choose(self, checkpoint_format, incremental, first, data):
+        """Choose options, and commit once: the simplest history is of rules without arguments."""
         self.format = checkpoint_format
         self.options = {**OPTIONS, "rocksdb_incremental": incremental}
+        self.commit(first, "once", data)
 
     def call(self, op, **fields):
         """What the shim does: a call whose engine died is sent again to a new one."""
@@ -62,7 +74,7 @@ class EngineMachine(RuleBasedStateMachine):
         return self.commits[version][1]["checkpoint_id"] if self.format == 2 else None
 
     @rule(
-        changes=st.dictionaries(keys(), st.tuples(st.sampled_from([PUT, DELETE, MERGE]), values())),
+        changes=changes(),
         ending=st.sampled_from(["once", "twice", "killed before", "killed after"]),
         data=st.data(),
     )
@@ -178,6 +190,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.oldest = max(self.oldest, self.model.version - num_retained + 1)
 
     def teardown(self):
+        type(self).num_lived += self.model.version > 0
         for version in self.commits:
             if version >= self.oldest:
                 assert self.rows_of(version) == sorted(self.model.versions[version].items())
@@ -238,11 +251,5 @@ class RocksDBEngineMachine(EngineMachine):
         assert sorted(rows_in_view(reply)) == sorted(self.model.versions[version].items())
 
 
-TestEngine = pytest.mark.timeout(600)(EngineMachine.TestCase)
-TestEngine.settings = settings(
-    max_examples=settings.default.max_examples // 8, stateful_step_count=15, deadline=None
-)
-TestRocksDBEngine = pytest.mark.timeout(600)(RocksDBEngineMachine.TestCase)
-TestRocksDBEngine.settings = settings(
-    max_examples=settings.default.max_examples // 12, stateful_step_count=20, deadline=None
-)
+TestEngine = pytest.mark.timeout(600)(case_of(EngineMachine, divisor=8, steps=10))
+TestRocksDBEngine = pytest.mark.timeout(600)(case_of(RocksDBEngineMachine, divisor=12, steps=10))

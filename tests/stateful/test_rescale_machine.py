@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.ipc as ipc
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from rocksdict import AccessType, Options, Rdict
@@ -33,6 +32,7 @@ from statestore.io.local import LocalFileIO
 from statestore.testing.deltas import write_stream
 from statestore.testing.fault_io import Fault, FaultFileIO
 from statestore.testing.models import keys, values
+from tests.stateful.histories import case_of
 
 G = 24
 DIVISORS = [1, 2, 3, 4, 6, 8, 12]
@@ -96,13 +96,16 @@ class RescaleMachine(RuleBasedStateMachine):
         incremental=st.booleans(),
         lazy=st.booleans(),
         tells=st.booleans(),
+        first=changes(),
     )
-    def choose(self, checkpoint_format, name, num_partitions, incremental, lazy, tells):
+    def choose(self, checkpoint_format, name, num_partitions, incremental, lazy, tells, first):
+        """Choose options, and commit once: the simplest history is of rules without arguments."""
         self.tells_key_groups = tells
         self.format, self.name = checkpoint_format, name
         self.options = {**OPTIONS, "rocksdb_incremental": incremental}
         self.commit_options = {**self.options, **(LAZY if lazy else {})}
         self.versions[0] = Version(num_partitions, {}, dict.fromkeys(range(num_partitions)))
+        self.commit(first)
 
     def start_engine(self):
         self.num_engines += 1
@@ -336,6 +339,7 @@ class RescaleMachine(RuleBasedStateMachine):
     def teardown(self):
         """Retained versions load; then the old layouts' files go, with all that kept them."""
         if self.newest > 0:
+            type(self).num_lived += 1
             # Later ones were given up: to load one would clean up what goes on here.
             for version in self.versions:
                 if max(self.oldest, 1) <= version <= self.newest:
@@ -401,11 +405,5 @@ class RocksDBRescaleMachine(RescaleMachine):
     body = "sst"
 
 
-TestRescale = pytest.mark.timeout(600)(RescaleMachine.TestCase)
-TestRescale.settings = settings(
-    max_examples=settings.default.max_examples // 5, stateful_step_count=20, deadline=None
-)
-TestRocksDBRescale = pytest.mark.timeout(600)(RocksDBRescaleMachine.TestCase)
-TestRocksDBRescale.settings = settings(
-    max_examples=settings.default.max_examples // 16, stateful_step_count=15, deadline=None
-)
+TestRescale = pytest.mark.timeout(600)(case_of(RescaleMachine, divisor=5, steps=20))
+TestRocksDBRescale = pytest.mark.timeout(600)(case_of(RocksDBRescaleMachine, divisor=16, steps=15))
