@@ -123,29 +123,37 @@ def merge_runs(
             yield merged
 
 
-def interleave(runs: Sequence[SortedRun], max_parallelism: int | None) -> Iterator[pa.RecordBatch]:
+def interleave(
+    runs: Sequence[SortedRun],
+    max_parallelism: int | None,
+    *,
+    slice_bytes: int = SLICE_BYTES,
+) -> Iterator[pa.RecordBatch]:
     """Yield every row of runs without a common key, deletes too, in order.
 
     Args:
         runs: As `merge_runs`; in any order.
         max_parallelism: Number of key groups; None where runs are by column family and key alone.
+        slice_bytes: Bytes of rows that are put in order at a time, about.
 
     Raises:
         CorruptionError: As `merge_runs`.
     """
-    for pieces, _ in _slices(runs, max_parallelism, SLICE_BYTES):
+    for pieces, _ in _slices(runs, max_parallelism, slice_bytes):
         if len(pieces) == 1:
             yield pieces[0]
         elif pieces:
             yield sort_rows(_single_batch(pieces), max_parallelism)
 
 
-def append_runs(runs: Sequence[SortedRun], max_parallelism: int) -> Iterator[pa.RecordBatch]:
+def append_runs(
+    runs: Sequence[SortedRun], max_parallelism: int, *, slice_bytes: int = SLICE_BYTES
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows of runs in file order, where each has later keys than those before it.
 
     That is so within each key group: no key is looked at. Arguments and errors as `merge_runs`.
     """
-    for pieces, _ in _slices(runs, max_parallelism, SLICE_BYTES):
+    for pieces, _ in _slices(runs, max_parallelism, slice_bytes):
         if len(pieces) == 1:
             yield pieces[0]
         elif pieces:

@@ -104,9 +104,14 @@ def test_slices_make_no_difference(tmp_path_factory, versions, slice_bytes, zipp
 
 
 @settings(max_examples=25)
-@given(versions=deltas(), piece_rows=st.integers(1, 20))
-def test_rows_in_order_of_their_keys_need_no_look_at_them(tmp_path_factory, versions, piece_rows):
-    """Catches an order of rows that is not that of a file, within a run and of several."""
+@given(versions=deltas(), piece_rows=st.integers(1, 20), slice_bytes=st.sampled_from([1, 64, 500]))
+def test_rows_in_order_of_their_keys_need_no_look_at_them(
+    tmp_path_factory, versions, piece_rows, slice_bytes
+):
+    """Catches an order of rows that is not that of a file, within a run, of several and of slices.
+
+    The runs of the second call take turns: each has rows before and behind those of the others.
+    """
     expected = expected_rows(versions)
     by_key = sorted(expected, key=lambda row: (row["column_family"], row["key"]))
     pieces = [
@@ -117,10 +122,19 @@ def test_rows_in_order_of_their_keys_need_no_look_at_them(tmp_path_factory, vers
         sort_into_runs([piece], G, str(tmp_path_factory.mktemp("run")), is_by_key=True)[0]
         for piece in pieces
     ]
-    again = sort_into_runs(pieces[::-1], None, str(tmp_path_factory.mktemp("runs")))
+    taken_in_turn = [
+        pa.RecordBatch.from_pylist(by_key[start::3], schema=SCHEMA)
+        for start in range(min(3, len(by_key)))
+    ]
+    again = [
+        sort_into_runs([piece], None, str(tmp_path_factory.mktemp("turn")))[0]
+        for piece in taken_in_turn
+    ]
+    appended = append_runs(runs, G, slice_bytes=slice_bytes)
+    interleaved = interleave(again, None, slice_bytes=slice_bytes)
 
-    assert [row for batch in append_runs(runs, G) for row in batch.to_pylist()] == expected
-    assert [row for batch in interleave(again, None) for row in batch.to_pylist()] == by_key
+    assert [row for batch in appended for row in batch.to_pylist()] == expected
+    assert [row for batch in interleaved for row in batch.to_pylist()] == by_key
 
 
 @pytest.mark.parametrize("slice_bytes", [20_000, 100_000])
