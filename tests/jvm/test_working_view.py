@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 import pytest
 
+from statestore.codec.rows import DELETE, PUT
 from statestore.io.shim_jar import find_jar
 from tests.cases_of_ci import IS_LONG
 from tests.spark.helper_jar import cached_jar
@@ -286,12 +287,23 @@ def test_writers_that_cannot_begin_hold_no_memory(
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("values", "least", "most"), [("hashes", 1.0, 1.25), ("zeros", 0.0, 0.25)])
+@pytest.mark.parametrize(
+    ("values", "size", "least", "most", "most_rows"),
+    [("hashes", 32, 1.0, 1.3, 16_384), ("zeros", 300, 0.0, 0.05, (4 << 20) // 258)],
+)
 def test_values_are_compressed_where_that_makes_them_smaller(
-    classes: Path, tmp_path: Path, values: str, least: float, most: float
+    classes: Path,
+    tmp_path: Path,
+    values: str,
+    size: int,
+    least: float,
+    most: float,
+    most_rows: int,
 ) -> None:
     """Catches time that is spent on random bytes, a row that is lost so, and memory that is held.
 
+    Also a block of more rows or bytes than a reader has room for, and one that shows what the block
+    before it had: the value of a delete, a column family, a key group.
     `least` and `most`: bytes of the file, keys and offsets too, beside those of the values.
     """
     path, num_rows = tmp_path / "rows.arrows", 40_000
@@ -300,11 +312,24 @@ def test_values_are_compressed_where_that_makes_them_smaller(
     assert shown.splitlines()[-1] == "held=0"
     with pa.OSFile(str(path)) as file:
         table = ipc.open_stream(file).read_all()
-    keys = [number.to_bytes(8) for number in range(num_rows)]
-    expected = [sha256(key).digest() if values == "hashes" else bytes(32) for key in keys]
-    assert table["key"].to_pylist() == keys
-    assert table["value"].to_pylist() == expected
-    assert least <= path.stat().st_size / (num_rows * 32) <= most
+    numbers = range(num_rows)
+    keys = [number.to_bytes(8) for number in numbers]
+    is_put = [number % 7 != 0 for number in numbers]
+    expected = {
+        "key_group": [number % 8 for number in numbers],
+        "column_family": [number % 3 for number in numbers],
+        "op": [PUT if has_value else DELETE for has_value in is_put],
+        "key": keys,
+        "value": [
+            (sha256(key).digest() if values == "hashes" else bytes(size)) if has_value else None
+            for key, has_value in zip(keys, is_put, strict=True)
+        ],
+    }
+    assert [name for name in table.column_names if table[name].to_pylist() != expected[name]] == []
+    blocks = [block.num_rows for block in table.to_batches()]
+    assert 0.9 * most_rows <= max(blocks) <= most_rows
+    assert min(blocks[:-1]) >= 0.9 * most_rows, "a block is written before it is full"
+    assert least <= path.stat().st_size / (sum(is_put) * size) <= most
 
 
 def run(

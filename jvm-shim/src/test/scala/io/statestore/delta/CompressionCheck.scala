@@ -8,8 +8,9 @@ import io.statestore.view.BytesRef
 import org.apache.spark.unsafe.Platform
 
 /**
- * Writes rows to a delta: the key is the number of the row, the value its hash, or 32 zeros.
- * Prints the bytes of memory off the heap that are still held.
+ * Writes rows to a delta: the key is the number of the row, the value its hash, or 300 zeros. Key
+ * groups are of 8, column families of 3; each 7th row is a delete. Prints the bytes of memory off
+ * the heap that are still held.
  */
 object CompressionCheck {
   def main(args: Array[String]): Unit = {
@@ -20,9 +21,14 @@ object CompressionCheck {
         val key = ByteBuffer.allocate(8).putLong(number.toLong).array
         val value = args(1) match {
           case "hashes" => MessageDigest.getInstance("SHA-256").digest(key)
-          case "zeros" => new Array[Byte](32)
+          case "zeros" => new Array[Byte](300)
         }
-        writer.add(0, 0, StateFileOp.Put, shown(key), shown(value))
+        val (group, family) = (number % 8, number % 3)
+        if (number % 7 == 0) {
+          writer.add(group, family, StateFileOp.Delete, shown(key), null)
+        } else {
+          writer.add(group, family, StateFileOp.Put, shown(key), shown(value))
+        }
       }
       writer.finish()
     } finally writer.close()
