@@ -88,7 +88,12 @@ private[statestore] final class FamilyState(
 
   def remove(key: UnsafeRow): Unit = {
     val hash = startWrite(key)
-    written.delete(key, codec, hash)
+    val own = findOwn(hash)
+    if (own == 0) written.delete(key, codec, hash)
+    else if ((overlay.pages.flags(own) & OpMask) != Delete) {
+      if (isCommitted(hash)) written.delete(key, codec, hash)
+      else written.forget(codec, hash)
+    }
   }
 
   /** Removes every key in `[from, until)`, bounds encoded, null for open; returns how many. */

@@ -24,7 +24,8 @@ private[statestore] final class OverlayFamily(
   val table = new RecordTable(pages, expected)
   val sorted: SortedAddresses = if (family.ordered) new SortedAddresses(pages) else null
 
-  // Records since the last spill, as they were written; a replaced one stays in the list.
+  // Records since the last spill, as they were written; a replaced or forgotten one stays in the
+  // list.
   private var addresses = new Array[Int](16)
   private var ranks = new Array[Int](16)
   private var used = 0
@@ -83,6 +84,19 @@ private[statestore] final class OverlayFamily(
   def delete(row: UnsafeRow, key: KeyCodec, hash: Int): Unit = {
     val slot = table.find(key.base, key.at, key.length, hash)
     store(row, slot, hash, pages.append(Delete, key.base, key.at, key.length, null, 0L, 0))
+  }
+
+  /**
+   * Takes back what was written to a key, which has a record here and no row in the view: neither
+   * scans nor the commit see it again, and memory goes by the keys that are left.
+   */
+  def forget(key: KeyCodec, hash: Int): Unit = {
+    val slot = table.find(key.base, key.at, key.length, hash)
+    val old = table.addressAt(slot)
+    if (sorted != null) sorted.remove(old)
+    table.remove(slot)
+    leave(old)
+    overlay.afterWrite()
   }
 
   /** Replaces (`op` Put) or extends (`op` Merge) the values of a key of a multi-value family. */
@@ -149,7 +163,7 @@ private[statestore] final class OverlayFamily(
     var i = 0
     while (i < used) {
       val slot = table.findRecord(addresses(i))
-      if (table.addressAt(slot) == addresses(i)) {
+      if (slot >= 0 && table.addressAt(slot) == addresses(i)) {
         val copy = pages.copy(addresses(i))
         table.replace(slot, copy)
         if (sorted != null) sorted.replace(copy)
@@ -168,21 +182,25 @@ private[statestore] final class OverlayFamily(
     replaced = false
   }
 
+  /** A record stands for its key no more. */
+  private def leave(old: Int): Unit = {
+    if (pages.base(old) != null) {
+      replaced = true
+      overlay.replaced(old)
+    }
+    if (hasList(old)) {
+      overlay.listsGrew(-listOf(old).heapBytes)
+      lists(placeOf(old)) = null // a scan that began before has it
+      freePlaces.push(placeOf(old))
+    }
+  }
+
   private def store(row: UnsafeRow, slot: Int, hash: Int, address: Int): Unit = {
     if (slot < 0) {
       table.insert(hash, address)
       if (sorted != null) sorted.insert(address)
     } else {
-      val old = table.addressAt(slot)
-      if (pages.base(old) != null) {
-        replaced = true
-        overlay.replaced(old)
-      }
-      if (hasList(old)) {
-        overlay.listsGrew(-listOf(old).heapBytes)
-        lists(placeOf(old)) = null // a scan that began before has it
-        freePlaces.push(placeOf(old))
-      }
+      leave(table.addressAt(slot))
       table.replace(slot, address)
       if (sorted != null) sorted.replace(address)
     }

@@ -118,6 +118,8 @@ object ViewModelCheck {
     private var adopted = 0
     private var opened = 0
     private var followed = 0
+    private var forgotten = 0
+    private var closed = 0
     private var numViews = 0
     private val keyOf = families.map(f => f.name -> projection(f.spec.keySchema)).toMap
     private val toValue = projection(valueSchema)
@@ -125,7 +127,8 @@ object ViewModelCheck {
 
     def counts: String = s"rollBacks=$rollBacks spilledRuns=$spills " +
       s"compactions=$compactions rowsWritten=$rows " +
-      s"commits=$commits opened=$opened followed=$followed adopted=$adopted"
+      s"commits=$commits opened=$opened followed=$followed adopted=$adopted " +
+      s"forgotten=$forgotten closed=$closed"
 
     /** In RocksDB: with caches of no row, of a few, so that most reads go behind it, and of all. */
     private def newView(cacheBytes: Option[Long] = None): WorkingView = {
@@ -288,7 +291,15 @@ object ViewModelCheck {
           else random.nextInt(10)
         what match {
           case 0 | 1 =>
+            val isOnlyHere =
+              rowsOfFamily.contains(key) && !model(family.name).contains(key)
+            val before = if (isOnlyHere) overlay.writtenFamily(family.id).table.size else 0
             state.remove(row)
+            if (isOnlyHere) {
+              val left = overlay.writtenFamily(family.id).table.size
+              same(s"keys of the overlay, batch $number", left, before - 1)
+              forgotten += 1
+            }
             next = next.updated(family.name, rowsOfFamily - key)
           case 2 if family.multiValues && !isFollowed =>
             val values = Vector.fill(1 + random.nextInt(3))(randomValue())
@@ -311,14 +322,24 @@ object ViewModelCheck {
             open += ((found, expected(family, rowsOfFamily)))
           case 5 if family.ordered && random.nextInt(4) == 0 =>
             val low = random.nextInt(50).toLong
+            val isOpenAbove = random.nextInt(4) == 0
             val from = state.keyCodec.encodePrefix(timeRow(low))
-            val until = state.keyCodec.encodePrefix(timeRow(low + 10))
-            val found = pairs(family, state.scanWithMultiValues(from, until))
+            val until =
+              if (isOpenAbove) null else state.keyCodec.encodePrefix(timeRow(low + 10))
+            val scan = state.scanWithMultiValues(from, until)
+            val found = pairs(family, scan)
             val wanted = expected(family, rowsOfFamily).filter { case (k, _) =>
               val t = k.head.asInstanceOf[Long]
-              t >= low && t < low + 10
+              t >= low && (isOpenAbove || t < low + 10)
             }
-            open += ((found, wanted))
+            if (random.nextInt(3) == 0) {
+              // Few are read to their end.
+              same("first of a scan", found.take(1).toSeq.map(_._1), wanted.take(1).map(_._1))
+              scan.close()
+              closed += 1
+            } else {
+              open += ((found, wanted))
+            }
           case 6 if !family.multiValues =>
             // Written, read, and written again while the reader keeps the row.
             val (first, second) =
