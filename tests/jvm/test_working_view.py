@@ -122,6 +122,24 @@ def test_ordered_index_equals_a_sorted_map_when_operations_are_random(
     assert int(counts["most"]) > 2_000, "no index had several blocks"
     assert int(counts["shown"]) > 100_000, "the run proved nothing about ranges with rows"
     assert int(counts["outside"]) > 1_000, "the run proved nothing about bounds outside of all keys"
+    assert int(counts["late"]) > 100_000, "the run proved nothing about ranges that are read late"
+
+
+@pytest.mark.timeout(240)
+def test_a_row_with_timers_costs_the_same_late_in_a_batch(classes: Path) -> None:
+    """Catches a scan over all timers that were replaced or fired, and memory that goes by rows.
+
+    Each row deletes a timer, registers one and asks which are due.
+    """
+    lines = run_java(classes, "view.TimersCheck", "20000", "80000").splitlines()
+
+    counts = [dict(pair.split("=") for pair in line.split()) for line in lines]
+    assert all(count["wrong"] == "0" for count in counts), lines
+    for kind in ("everyTimer", "fromTheLast", "committed"):
+        few, many = (count for count in counts if count["kind"] == kind)
+        assert int(many["nanos"]) < 2 * int(few["nanos"]), lines
+        if kind != "committed":  # there each row is of another key
+            assert int(many["heldBytes"]) < 1.5 * int(few["heldBytes"]), lines
 
 
 @pytest.mark.timeout(240)

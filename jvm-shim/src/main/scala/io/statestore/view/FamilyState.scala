@@ -14,11 +14,12 @@ import org.apache.spark.unsafe.Platform
  * view. Where the overlay has no record of the key, the view answers.
  *
  * A scan takes three steps when it is created, and no write may come between them: it lists the
- * overlay's records of the family, it asks for their pages (`Overlay.showAll`), and it notes how
- * long each list is. From then on writes and spills may run between any two rows of the scan. It
- * sees none of them, because
+ * overlay's records of the family, or freezes their index where it reads them in order; it asks for
+ * their pages (`OverlayFamily.showAll`); and it notes how long each list is. From then on writes
+ * and spills may run between any two rows of the scan. It sees none of them, because
  *  - a write appends a record, or overwrites one that is newer than all that was shown; the scan
  *    keeps to the addresses that it has, in the page table that it has;
+ *  - a write copies the block of a frozen index that it changes;
  *  - a list grows behind the length that was noted, and a spill leaves readers its old array;
  *  - the view does not change while a handle is open on it.
  * A row that `get` returns of a record that may be overwritten is a copy.
@@ -53,7 +54,7 @@ private[statestore] final class FamilyState(
         null
       } else {
         written.value(own, ref)
-        if (overlay.isMutable(own)) copiedRow(ref) else valueRow(ref)
+        if (written.isMutable(own)) copiedRow(ref) else valueRow(ref)
       }
     } else {
       if (isCommitted(hash)) valueRow(ref) else null
@@ -213,35 +214,88 @@ private[statestore] final class FamilyState(
   private def pairs(from: Array[Byte], until: Array[Byte]): PairCursor =
     new OrderedCursor(from, until)
 
-  /**
-   * The handle's own records of a scan as they were when it began: their pages, and the lists with
-   * the lengths of then.
-   */
-  private final class OwnRecords(addresses: Array[Int]) {
+  /** The handle's own records of a scan as they were when it began. */
+  private abstract class OwnRecords {
+    def pages: RecordPages
+
+    def hasNext: Boolean
+
+    /** The record that `advance` goes to. */
+    def upcoming: Int
+
+    def advance(): Int
+
+    /** The values of the record that `advance` went to. */
+    def rows: Iterator[UnsafeRow]
+
+    /** Gives up what was not shown. */
+    def close(): Unit
+  }
+
+  /** A list of records: those with lists of values have the lengths of then. */
+  private final class ListedRecords(addresses: Array[Int]) extends OwnRecords {
     // Not asked for where there is nothing: it keeps all records from being overwritten.
-    val pages: RecordPages = if (addresses.isEmpty) null else overlay.showAll()
+    val pages: RecordPages = if (addresses.isEmpty) null else written.showAll()
     private val lists = if (family.multiValues) addresses.map(written.listOf(_)) else null
     private val lengths =
       if (lists == null) null else lists.map(list => if (list == null) 0 else list.length)
     private var next = 0
 
-    def hasNext: Boolean = next < addresses.length
+    override def hasNext: Boolean = next < addresses.length
 
-    /** The record that `advance` goes to. */
-    def upcoming: Int = addresses(next)
+    override def upcoming: Int = addresses(next)
 
-    def advance(): Int = {
+    override def advance(): Int = {
       next += 1
       addresses(next - 1)
     }
 
-    /** The values of the record that `advance` went to. */
-    def rows: Iterator[UnsafeRow] = {
+    override def rows: Iterator[UnsafeRow] = {
       val list = if (lists == null) null else lists(next - 1)
       if (list == null) rowsOf(pages, addresses(next - 1))
       else list.rows(lengths(next - 1), valueCodec)
     }
+
+    override def close(): Unit = next = addresses.length
   }
+
+  /** Records in order, found one by one: who asks for what is due reads few of many timers. */
+  private final class RangeOfRecords(from: Array[Byte], until: Array[Byte]) extends OwnRecords {
+    private val index = written.sorted
+    val pages: RecordPages = written.showAll()
+    private val cursor = index.frozen(pages).range(from, until)
+    private var current = 0
+    private var next = cursor.next()
+
+    override def hasNext: Boolean = next != 0
+
+    override def upcoming: Int = next
+
+    override def advance(): Int = {
+      current = next
+      next = cursor.next()
+      if (next == 0) index.thaw()
+      current
+    }
+
+    override def rows: Iterator[UnsafeRow] = rowsOf(pages, current)
+
+    override def close(): Unit = if (next != 0) {
+      next = 0
+      index.thaw()
+    }
+  }
+
+  private def recordsBetween(from: Array[Byte], until: Array[Byte]): OwnRecords =
+    if (written == null || written.sorted.range(from, until).next() == 0) {
+      new ListedRecords(Array.emptyIntArray)
+    } else if (family.multiValues) {
+      // What is written takes the lists of records away.
+      val cursor = written.sorted.range(from, until)
+      new ListedRecords(Iterator.continually(cursor.next()).takeWhile(_ != 0).toArray)
+    } else {
+      new RangeOfRecords(from, until)
+    }
 
   /** Walks the keys of the state at its creation. */
   private abstract class PairCursor {
@@ -274,7 +328,10 @@ private[statestore] final class FamilyState(
       first ++ above
     }
 
-    def close(): Unit = if (below != null) below.close()
+    def close(): Unit = {
+      owns.close()
+      if (below != null) below.close()
+    }
 
     protected def isDelete(address: Int): Boolean = (owns.pages.flags(address) & OpMask) == Delete
   }
@@ -288,7 +345,7 @@ private[statestore] final class FamilyState(
     private val ownTable =
       if (written == null || written.isEmpty) null else written.table.frozen
     protected val owns =
-      new OwnRecords(if (ownTable == null) Array.emptyIntArray else ownTable.liveAddresses)
+      new ListedRecords(if (ownTable == null) Array.emptyIntArray else ownTable.liveAddresses)
     protected val below: CommittedCursor = if (committed == null) null else committed.rows()
     protected var hasBelow = false
 
@@ -333,18 +390,7 @@ private[statestore] final class FamilyState(
    * committed row, a merge goes on it.
    */
   private final class OrderedCursor(from: Array[Byte], until: Array[Byte]) extends PairCursor {
-    protected val owns = {
-      val found = new scala.collection.mutable.ArrayBuilder.ofInt
-      if (written != null) {
-        val cursor = written.sorted.range(from, until)
-        var address = cursor.next()
-        while (address != 0) {
-          found += address
-          address = cursor.next()
-        }
-      }
-      new OwnRecords(found.result())
-    }
+    protected val owns = recordsBetween(from, until)
     protected val below: CommittedCursor =
       if (committed == null) null else committed.range(from, until)
     // The committed row that was not shown yet.

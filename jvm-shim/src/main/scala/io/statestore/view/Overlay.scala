@@ -50,7 +50,7 @@ private[statestore] final class Overlay(
   // Of lists and runs: rows handed out point into them.
   private val mappings = mutable.ArrayBuffer.empty[MappedByteBuffer]
   private var lastFamily: OverlayFamily = _ // that `familyOf` returned
-  private var shownUntil = 0L // a scan may have any record before this address
+  private var movedUntil = 0L // records before this address stay as they are
   private var deadBytes = 0L // in replaced records on the heap
   private var compactions = 0
   private val smallestShare = math.min(budgetBytes, Overlay.SmallestShare)
@@ -75,14 +75,8 @@ private[statestore] final class Overlay(
 
   def numCompactions: Int = compactions
 
-  /** The records as they are now, to be shown to a scan: none of them is overwritten any more. */
-  def showAll(): RecordPages = {
-    shownUntil = pages.end
-    pages.frozen
-  }
-
-  /** Whether no scan can have a record. Addresses grow, but for those behind a large record. */
-  def isMutable(address: Int): Boolean = Integer.toUnsignedLong(address) >= shownUntil
+  /** Whether a record is none of those that a spill has moved. */
+  def isMutable(address: Int): Boolean = Integer.toUnsignedLong(address) >= movedUntil
 
   /** Lists hold so many bytes more on the heap. */
   def listsGrew(bytes: Int): Unit = listBytes += bytes
@@ -188,7 +182,7 @@ private[statestore] final class Overlay(
 
   /** Moves the records on the heap to new pages, without those that were replaced. */
   private def compact(): Unit = {
-    shownUntil = pages.end
+    movedUntil = pages.end
     val before = pages.beginCompaction()
     families.valuesIterator.foreach(_.moveHeapRecords())
     pages.dropHeapPages(before)
@@ -219,7 +213,7 @@ private[statestore] final class Overlay(
     pages.dropHeapPages(pages.pageCount)
     families.valuesIterator.foreach(_.spilled())
     deadBytes = 0L
-    shownUntil = pages.end // what is on disk stays as it is
+    movedUntil = pages.end // what is on disk stays as it is
     keptBytes = pages.heldBytes
   }
 

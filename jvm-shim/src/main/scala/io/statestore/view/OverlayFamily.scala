@@ -31,6 +31,8 @@ private[statestore] final class OverlayFamily(
   private var used = 0
   private var replaced = false
 
+  private var shownUntil = 0L // a scan may have any record before this address
+
   // Of a multi-value family: a record that is no delete has a place in it as its value. Null where
   // the record was replaced.
   private val lists = mutable.ArrayBuffer.empty[ValueBuffer]
@@ -60,6 +62,19 @@ private[statestore] final class OverlayFamily(
   /** True for the record that its key stands for now. */
   def isCurrent(address: Int): Boolean = table.findIn(pages, address) == address
 
+  /**
+   * The records as they are now, to be shown to a scan: none of this family is overwritten any
+   * more.
+   */
+  def showAll(): RecordPages = {
+    shownUntil = pages.end
+    pages.frozen
+  }
+
+  /** Whether no scan can have a record. Addresses grow, but for those behind a large record. */
+  def isMutable(address: Int): Boolean =
+    Integer.toUnsignedLong(address) >= shownUntil && overlay.isMutable(address)
+
   /** Address of the record of a key, or 0. */
   def find(key: KeyCodec, hash: Int): Int = {
     val slot = table.find(key.base, key.at, key.length, hash)
@@ -71,7 +86,7 @@ private[statestore] final class OverlayFamily(
     val size = value.getSizeInBytes
     if (slot >= 0) {
       val old = table.addressAt(slot)
-      if (pages.valueLength(old) == size && overlay.isMutable(old) &&
+      if (pages.valueLength(old) == size && isMutable(old) &&
         (pages.flags(old) & OpMask) == Put) {
         pages.overwriteValue(old, value.getBaseObject, value.getBaseOffset)
         return

@@ -7,7 +7,7 @@ import org.apache.spark.unsafe.Platform
 /**
  * Ordered index of one column family: record addresses in key order, in blocks of at most 512, so
  * that an insert moves at most 6 kB. Keys are unique. Not thread-safe for writing; readers may run
- * beside each other, and an iterator is valid while nothing is written.
+ * beside each other. A cursor is valid while nothing is written; one of `frozen` is valid longer.
  *
  * Beside each address is a word of its key, the eight bytes behind those that all keys begin with.
  * A search compares words, which lie side by side, and reads records, which lie anywhere in memory,
@@ -19,6 +19,13 @@ private[statestore] final class SortedAddresses(pages: RecordPages) {
   private var blocks = new Array[Block](1)
   private var numBlocks = 0
   private var numSlots = 0L // of all blocks, taken or not
+
+  // Of the calls of `frozen` the number, those that are read, and the newest of them or 0. What was
+  // made before that one, `blocks` too, is copied before it changes.
+  private var numFrozen = 0L
+  private var numRead = 0
+  private var readUntil = 0L
+  private var blocksMade = 0L
 
   // The bytes that all keys begin with are the first `shared` of `example`, a copy of a key.
   private var example: Array[Byte] = _
@@ -33,7 +40,7 @@ private[statestore] final class SortedAddresses(pages: RecordPages) {
     val word = wordOf(base, at, length)
     val place = seek(word, base, at, length)
     val number = blockOf(place)
-    val block = blocks(number)
+    val block = ownBlock(number)
     numSlots -= block.numSlots
     block.insert(entryOf(place), address, word)
     numSlots += block.numSlots
@@ -48,20 +55,56 @@ private[statestore] final class SortedAddresses(pages: RecordPages) {
   def remove(address: Int): Unit = {
     val place = seekRecord(address)
     val number = blockOf(place)
-    val block = blocks(number)
+    val block = ownBlock(number)
     block.remove(entryOf(place))
-    if (block.count == 0) {
+    if (block.count == 0) dropBlock(number)
+    else if (block.count < SparseBlock) {
+      // Else keys that come and go would leave blocks of one entry each.
+      if (number + 1 < numBlocks) join(number)
+      if (number > 0) join(number - 1)
+    }
+  }
+
+  /** Moves the entries of the next block to the end of one, where both are half a block at most. */
+  private def join(number: Int): Unit = {
+    val next = blocks(number + 1)
+    if (blocks(number).count + next.count <= BlockSize / 2) {
+      val block = ownBlock(number)
       numSlots -= block.numSlots
-      System.arraycopy(blocks, number + 1, blocks, number, numBlocks - number - 1)
-      numBlocks -= 1
-      blocks(numBlocks) = null
+      block.append(next)
+      numSlots += block.numSlots
+      dropBlock(number + 1)
     }
   }
 
   /** Points the entry with the key of `address` at `address`; there is one. */
   def replace(address: Int): Unit = {
     val place = seekRecord(address)
-    blocks(blockOf(place)).addresses(entryOf(place)) = address
+    ownBlock(blockOf(place)).addresses(entryOf(place)) = address
+  }
+
+  /**
+   * The index as it is now, for reading; later changes do not show in it. It takes no time: a block
+   * is copied when it first changes. Who asks calls `thaw` when it has read all that it wants to.
+   *
+   * @param of the pages as they are now
+   */
+  def frozen(of: RecordPages): SortedAddresses = {
+    numFrozen += 1
+    numRead += 1
+    readUntil = numFrozen
+    val copy = new SortedAddresses(of)
+    copy.blocks = blocks
+    copy.numBlocks = numBlocks
+    copy.example = example
+    copy.shared = shared
+    copy
+  }
+
+  /** One that `frozen` returned is read no more. */
+  def thaw(): Unit = {
+    numRead -= 1
+    if (numRead == 0) readUntil = 0L
   }
 
   /** Addresses with `from <= key < until`, ascending; null bounds are open. */
@@ -118,7 +161,7 @@ private[statestore] final class SortedAddresses(pages: RecordPages) {
   private def refreshWords(): Unit = {
     var i = 0
     while (i < numBlocks) {
-      val block = blocks(i)
+      val block = ownBlock(i)
       var n = 0
       while (n < block.count) {
         val address = block.addresses(n)
@@ -190,7 +233,36 @@ private[statestore] final class SortedAddresses(pages: RecordPages) {
     }
   }
 
+  /** A block that may be changed: no frozen index has it. */
+  private def ownBlock(number: Int): Block = {
+    val block = blocks(number)
+    if (block.made >= readUntil) {
+      block
+    } else {
+      val copy = block.copy()
+      copy.made = numFrozen
+      ownBlocks()
+      blocks(number) = copy
+      copy
+    }
+  }
+
+  private def ownBlocks(): Unit = if (blocksMade < readUntil) {
+    blocks = blocks.clone()
+    blocksMade = numFrozen
+  }
+
+  private def dropBlock(number: Int): Unit = {
+    ownBlocks()
+    numSlots -= blocks(number).numSlots
+    System.arraycopy(blocks, number + 1, blocks, number, numBlocks - number - 1)
+    numBlocks -= 1
+    blocks(numBlocks) = null
+  }
+
   private def addBlock(at: Int, block: Block): Unit = {
+    block.made = numFrozen
+    ownBlocks()
     if (numBlocks == blocks.length) blocks = Arrays.copyOf(blocks, numBlocks * 2)
     System.arraycopy(blocks, at, blocks, at + 1, numBlocks - at)
     blocks(at) = block
@@ -201,6 +273,7 @@ private[statestore] final class SortedAddresses(pages: RecordPages) {
 
 private[statestore] object SortedAddresses {
   private val BlockSize = 512
+  private val SparseBlock = BlockSize / 4
   private val ArrayStart = Platform.BYTE_ARRAY_OFFSET.toLong
 
   /** A block and an entry in it as one number: a read keeps them to itself, with no object. */
@@ -214,6 +287,7 @@ private[statestore] object SortedAddresses {
     var addresses = new Array[Int](capacity)
     var words = new Array[Long](capacity)
     var count = 0
+    var made = 0L // calls of `frozen` before it
 
     def numSlots: Int = addresses.length
 
@@ -234,6 +308,25 @@ private[statestore] object SortedAddresses {
       count -= 1
       System.arraycopy(addresses, at + 1, addresses, at, count - at)
       System.arraycopy(words, at + 1, words, at, count - at)
+    }
+
+    def append(other: Block): Unit = {
+      val total = count + other.count
+      if (total > addresses.length) {
+        addresses = Arrays.copyOf(addresses, total)
+        words = Arrays.copyOf(words, total)
+      }
+      System.arraycopy(other.addresses, 0, addresses, count, other.count)
+      System.arraycopy(other.words, 0, words, count, other.count)
+      count = total
+    }
+
+    def copy(): Block = {
+      val other = new Block(0)
+      other.addresses = addresses.clone()
+      other.words = words.clone()
+      other.count = count
+      other
     }
 
     /** Gives its entries from `at` on to a block of their own. */

@@ -3,6 +3,7 @@ package io.statestore.view
 import java.nio.ByteBuffer
 import java.util.{Arrays, TreeMap}
 
+import scala.collection.mutable
 import scala.jdk.CollectionConverters._
 import scala.util.Random
 
@@ -11,8 +12,8 @@ import org.apache.spark.unsafe.Platform
 /**
  * Random inserts, removals, replacements and ranges on an ordered index against a `TreeMap`. Keys
  * of a life begin alike, are of few different bytes or of any, and of several lengths; a rare one
- * begins otherwise, and bounds are anything. Run with a seed and a number of lives; exits non-zero
- * at the first difference.
+ * begins otherwise, and bounds are anything. Some ranges are of a frozen index and read later. Run
+ * with a seed and a number of lives; exits non-zero at the first difference.
  */
 object SortedAddressesCheck {
   private val ArrayStart = Platform.BYTE_ARRAY_OFFSET.toLong
@@ -21,13 +22,15 @@ object SortedAddressesCheck {
   private var outside = 0L
   private var emptied = 0L
   private var most = 0
+  private var late = 0L
 
   def main(args: Array[String]): Unit = {
     val seed = args(0).toLong
     (0 until args(1).toInt).foreach(life => new Life(new Random(seed * 1000003L + life)).run())
     ascend()
+    comeAndGo()
     println(s"ok seed=$seed ranges=$ranges shown=$shown outside=$outside emptied=$emptied " +
-      s"most=$most")
+      s"most=$most late=$late")
   }
 
   /** Keys that ascend fill the blocks. */
@@ -42,6 +45,30 @@ object SortedAddressesCheck {
     require(index.indexBytes < 13L * keys, s"index of $keys keys in order: ${index.indexBytes} B")
   }
 
+  /** Few of the keys stay, as timers do of keys that are not seen again. */
+  private def comeAndGo(): Unit = {
+    val pages = new RecordPages
+    val index = new SortedAddresses(pages)
+    val keys = 100000
+    def append(number: Int): Int = {
+      val key = ByteBuffer.allocate(8).putLong(number.toLong).array
+      pages.append(RecordPages.Put, key, ArrayStart, key.length, null, 0L, 0)
+    }
+    (0 until keys).foreach { number =>
+      index.insert(append(number))
+      val old = number - 1000
+      if (old >= 0 && old % 100 > 0) index.remove(append(old))
+    }
+    val left = keys / 100 + 1000
+    require(index.indexBytes < 60L * left, s"index of $left keys: ${index.indexBytes} B")
+  }
+
+  /** A range of a frozen index with what it has to show. */
+  private final class Frozen(
+      val cursor: AddressCursor,
+      val expected: Vector[Int],
+      val isClosed: Boolean)
+
   private final class Life(random: Random) {
     private val pages = new RecordPages
     private val index = new SortedAddresses(pages)
@@ -51,18 +78,22 @@ object SortedAddressesCheck {
     private val alphabet = Seq(2, 3, 256)(random.nextInt(3))
     private val outliers = Seq(0, 1, 50)(random.nextInt(3))
     private val keep = random.nextInt(10)
+    private val frozen = mutable.ArrayBuffer.empty[Frozen]
 
     def run(): Unit = {
       val steps = 1 << random.nextInt(14)
       (0 until steps).foreach { _ =>
         if (random.nextInt(10) < keep) insert() else change()
         if (random.nextInt(4) == 0) compareRange()
+        if (random.nextInt(8) == 0) freeze()
+        if (frozen.size > random.nextInt(6)) compareFrozen()
         most = math.max(most, model.size)
         require(index.indexBytes >= 12L * model.size, "entries that are not counted")
       }
       while (!model.isEmpty) remove(model.firstKey)
       require(index.indexBytes == 0L, s"an empty index of ${index.indexBytes} B")
       emptied += 1
+      while (frozen.nonEmpty) compareFrozen()
       (0 until 20).foreach { _ => insert(); compareRange() }
     }
 
@@ -130,6 +161,21 @@ object SortedAddressesCheck {
       ranges += 1
       shown += found.size
       if (found.isEmpty && !model.isEmpty) outside += 1
+    }
+
+    private def freeze(): Unit = {
+      val (from, until) = (bound(), bound())
+      val cursor = index.frozen(pages.frozen).range(from, until)
+      frozen += new Frozen(cursor, rowsBetween(from, until), random.nextInt(10) > 0)
+    }
+
+    /** A reader in ten is forgotten: none says that it is done. */
+    private def compareFrozen(): Unit = {
+      val read = frozen.remove(random.nextInt(frozen.size))
+      val found = Iterator.continually(read.cursor.next()).takeWhile(_ != 0).toVector
+      require(found == read.expected, s"frozen: ${found.size} not ${read.expected.size} addresses")
+      if (read.isClosed) index.thaw()
+      late += found.size
     }
 
     private def rowsBetween(from: Array[Byte], until: Array[Byte]): Vector[Int] = {
