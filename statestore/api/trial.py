@@ -18,6 +18,7 @@ from statestore.io.local import temporary_directory
 from statestore.operations.in_use import require_directory_not_in_use
 from statestore.operations.new_directory import check_apart
 from statestore.operations.result import no_progress
+from statestore.operations.trial.alone import alone_with
 from statestore.operations.trial.record import (
     AGAINST,
     CHECKPOINT,
@@ -30,6 +31,7 @@ from statestore.operations.trial.record import (
 )
 from statestore.operations.trial.replacing import (
     check_replaceable,
+    is_between,
     put_back,
     replace_by_branch,
 )
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 NEW, OLD, TRANSFORMED = "new", "old", "transformed"
 """Directories in a trial: rows that each code gave its sink, and a savepoint of other rows."""
+_DROP = "drop"
 _DIRECTORIES = {CHECKPOINT, AGAINST, NEW, OLD, TRANSFORMED}
 
 
@@ -206,10 +209,12 @@ class Trial:
         Raises:
             InUseError: A query or another operation is at a checkpoint whose old is put back; or
                 the trial runs, or is being promoted.
+            InvalidArgumentError: A promote was begun and not finished, and the record does not say
+                where the old is (kind unfinished-operation).
         """
         with self._open() as (io, path):
             record = self._record(io, path)
-            puts_back = record.state is State.PROMOTING
+            puts_back = self._puts_back(io, path, record)
             decided = Drop(
                 trial=self.uri, checkpoint=record.checkpoint, puts_back=puts_back, done=False
             )
@@ -218,13 +223,33 @@ class Trial:
             if puts_back:
                 self._put_back(io, path, record)
             self._require_not_in_use(io, path)
-            write_record(io, path, record, state=State.DROPPING)
+            with alone_with(io, path, record, _DROP, self._reach.place.clock):
+                write_record(io, path, record, state=State.DROPPING)
             self._clear(io, path)
             io.delete(f"{path}/{RECORD_NAME}")
             if not (io.list(path) or io.list_directories(path)):
                 with suppress(StorageError):  # behind a link the empty directory stays
                     io.delete_tree(path)
         return replace(decided, done=True)
+
+    def _puts_back(self, io: TreeFileIO, path: str, record: Record) -> bool:
+        """Return whether the old is put back, by the record and by what the checkpoint says."""
+        if record.state is State.PROMOTING:
+            return True
+        place = self._reach.beside(record.checkpoint).place
+        is_begun = any(info.name == HISTORY for info in io.list(path)) and is_between(place)
+        if is_begun and not record.savepoint:
+            raise InvalidArgumentError(
+                "a promote of the trial was begun and not finished, and its record does not say "
+                "where the old is",
+                kind="unfinished-operation",
+                trial=self.uri,
+                checkpoint=record.checkpoint,
+                to_fix="find the savepoint of the old, by its default name "
+                f"{uri_beside(record.checkpoint, '-before-')}VERSION, and write its URI into the "
+                f"field savepoint of {self.uri}/{RECORD_NAME}; then drop the trial",
+            )
+        return is_begun
 
     def _put_back(self, io: TreeFileIO, path: str, record: Record) -> None:
         try:
@@ -283,6 +308,11 @@ class Trial:
         """Delete what the trial made but its record, and nothing else that is there."""
         for name in set(io.list_directories(path)) & _DIRECTORIES:
             io.delete_tree(f"{path}/{name}")
+        self._clear_history(io, path)
         for info in io.list(path):
-            if info.name == HISTORY or is_temporary(info.name):
+            if is_temporary(info.name):
                 io.delete(f"{path}/{info.name}")
+
+    def _clear_history(self, io: TreeFileIO, path: str) -> None:
+        if any(info.name == HISTORY for info in io.list(path)):
+            io.delete(f"{path}/{HISTORY}")

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,10 +18,11 @@ from statestore.api.checkpoint import Checkpoint, Directory, Savepoint
 from statestore.api.reaching import Reach
 from statestore.api.trial import NEW, OLD, TRANSFORMED, Trial, uri_beside
 from statestore.core.defaults import BATCHES_REPEATED
-from statestore.core.errors import InvalidArgumentError
+from statestore.core.errors import InUseError, InvalidArgumentError
 from statestore.io.storage import is_same_directory
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.new_directory import check_beside
+from statestore.operations.trial.alone import alone_with
 from statestore.operations.trial.branching import check_triable, first_version_of
 from statestore.operations.trial.record import (
     AGAINST,
@@ -35,7 +37,7 @@ from statestore.operations.trial.rule import Judge, Rule, compare_rows, compare_
 from statestore.spark import trying
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import TypeAlias
 
     from statestore.api.checkpoint import DirectoryLike
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from statestore.operations.checkpoint import OpenCheckpoint
 
     Job: TypeAlias = "str | os.PathLike[str] | Callable[[], object]"
+
+_TRY = "try"
 
 
 def try_job(
@@ -101,6 +105,7 @@ def try_job(
             another checkpoint (kind checkpoint-exists); or a column to be ignored is nowhere.
         IncompatibleError: The state is in checkpoint memory, elsewhere than in the checkpoint, or
             of another provider.
+        InUseError: The trial is being promoted, dropped, or tried by another call.
         NotFoundError, CorruptionError, FencedError, StorageError: As `Directory`.
     """
     if batches < 1:
@@ -199,7 +204,12 @@ class _Attempt:
                     trial_of=found.checkpoint,
                     to_fix="name another directory for it, or drop that trial first",
                 )
+            self.trial._require_not_in_use(io, path)
             if found is not None and self._goes_on(found, old):
+                if found.state is State.PROMOTING:
+                    # That promote has changed nothing, or ended: nobody goes on with it, or back.
+                    with self._alone(io, path, found):
+                        self.trial._clear_history(io, path)
                 return found
             if found is None:
                 check_beside(io, path, self.trial.uri, self.checkpoint.uri)
@@ -207,8 +217,8 @@ class _Attempt:
             first = first_version_of(old, batches)
             record = Record(self.checkpoint.uri, old.query_id or "", self.asked)
             io.make_directory(path)
-            self.trial._require_not_in_use(io, path)
-            write_record(io, path, record)
+            with self._alone(io, path, found):
+                write_record(io, path, record)
             self.trial._clear(io, path)
             for side in self.sides.values():
                 to = self.trial._below(side.branch)
@@ -222,7 +232,7 @@ class _Attempt:
                     made.restore(Checkpoint._at(to), claim=True)
                 else:
                     self.checkpoint.branch(Checkpoint._at(to), version=first)
-            return write_record(
+            return self._write(
                 io, path, record, state=State.BRANCHED, first_version=first, version=first
             )
 
@@ -233,6 +243,20 @@ class _Attempt:
         needed = range(found.version, old.newest_version)
         own = first_version_of(old, len(needed)) if needed else found.version
         return own <= found.version <= old.newest_version
+
+    @contextmanager
+    def _alone(self, io: TreeFileIO, path: str, known: Record | None) -> Iterator[None]:
+        with alone_with(io, path, known, _TRY, self.trial._reach.place.clock):
+            yield
+
+    def _write(self, io: TreeFileIO, path: str, known: Record, **changes: Any) -> Record:
+        """Change the record that this call wrote last, unless another call has changed it.
+
+        Raises:
+            InUseError: One has, or is at the branch.
+        """
+        with self._alone(io, path, known):
+            return write_record(io, path, known, **changes)
 
     def _require_empty(self, io: TreeFileIO, path: str) -> None:
         if io.list(path) or io.list_directories(path):
@@ -249,7 +273,7 @@ class _Attempt:
             version = old.newest_version
         with self.trial._open() as (io, path):
             # What was compared before approves no batch that is repeated now.
-            record = write_record(io, path, record, state=State.BRANCHED, compared=(), error="")
+            record = self._write(io, path, record, state=State.BRANCHED, compared=(), error="")
         for name, side in self.sides.items():
             looks_for_old = name == NEW and OLD not in self.sides
             repeat = trying.Repeat(
@@ -264,11 +288,11 @@ class _Attempt:
             try:
                 _run_side(repeat, side, submit)
             except InvalidArgumentError as error:
-                with self.trial._open() as (io, path):
-                    write_record(io, path, record, error=f"{error.problem}: {error.fields}")
+                with suppress(InUseError), self.trial._open() as (io, path):
+                    self._write(io, path, record, error=f"{error.problem}: {error.fields}")
                 raise
         with self.trial._open() as (io, path):
-            return write_record(io, path, record, state=State.RUN, version=version, error="")
+            return self._write(io, path, record, state=State.RUN, version=version, error="")
 
     def compare(self, record: Record, rule: Rule) -> Record:
         """Compare rows and state, up to COMPARED."""
@@ -292,7 +316,7 @@ class _Attempt:
             with open_checkpoint(self.trial._below(CHECKPOINT).place) as branch:
                 found += compare_state(old, record.version, branch, rule)
             rule.check_ignored()
-            return write_record(
+            return self._write(
                 io,
                 path,
                 record,

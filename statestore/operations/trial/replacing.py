@@ -39,6 +39,7 @@ from statestore.operations.metadata_file import (
 from statestore.operations.passes import Linked
 from statestore.operations.result import no_progress
 from statestore.operations.savepoint.savepoint import open_savepoint, take_savepoint
+from statestore.operations.trial.alone import require_unchanged
 from statestore.operations.trial.branching import require_same_input
 from statestore.operations.trial.record import HISTORY, State, write_record
 
@@ -83,7 +84,8 @@ def replace_by_branch(
     starts until the call is repeated; the old and the new are whole all the time.
 
     Raises:
-        InUseError: A query or another operation is at the checkpoint.
+        InUseError: A query or another operation is at the checkpoint, or another call has changed
+            the record.
         InvalidArgumentError: The query has run since, or something else is where the savepoint
             goes.
         NotFoundError, CorruptionError, StorageError: What is there cannot be read, or a storage
@@ -94,7 +96,8 @@ def replace_by_branch(
     with ExitStack() as stack:
         there, path = place.open(stack.enter_context(temporary_directory()))
         source = stack.enter_context(open_checkpoint(branch))
-        stack.enter_context(exclusive_use(source, PROMOTE))
+        of_branch = stack.enter_context(exclusive_use(source, PROMOTE))
+        require_unchanged(io, directory, record)
         if record.state is State.PROMOTING and unfinished_operation(there, path) in _BETWEEN:
             stack.enter_context(exclusive_directory(there, path, PROMOTE, clock=place.clock))
             mark_unfinished(there, path, PROMOTE)
@@ -107,6 +110,8 @@ def replace_by_branch(
             use = stack.enter_context(exclusive_use(old, PROMOTE))
             with open_checkpoint(branch) as now:  # somebody may have begun the trial anew
                 require_same_input(old, now, record.version)
+            of_branch.require_held()
+            require_unchanged(io, directory, record)
             record = write_record(
                 io, directory, record, state=State.PROMOTING, savepoint=savepoint.uri
             )
@@ -115,7 +120,7 @@ def replace_by_branch(
             use.require_held()
             mark_unfinished(there, path, PROMOTE)
         _fill(record, place, branch, read_bytes(io, history), PROMOTE, progress)
-    return write_record(io, directory, record, state=State.PROMOTED)
+        return write_record(io, directory, record, state=State.PROMOTED)
 
 
 def check_replaceable(record: Record, place: Place, branch: Place, savepoint: Place) -> None:
@@ -128,6 +133,16 @@ def check_replaceable(record: Record, place: Place, branch: Place, savepoint: Pl
         require_same_input(old, source, record.version)
         require_not_in_use(old)
     _keep(place, savepoint, record, dry_run=True)
+
+
+def is_between(place: Place) -> bool:
+    """Return whether a promote of a checkpoint was begun and not finished, nor taken back.
+
+    Raises:
+        StorageError: The storage failed.
+    """
+    with temporary_directory() as fetched:
+        return unfinished_operation(*place.open(fetched)) in _BETWEEN
 
 
 def put_back(
