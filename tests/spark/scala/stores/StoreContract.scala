@@ -1,6 +1,7 @@
 package io.statestore.testing
 
 import java.util.UUID
+import java.util.concurrent.atomic.AtomicBoolean
 
 import scala.collection.mutable
 import scala.util.{Failure, Success, Try}
@@ -212,6 +213,83 @@ object StoreContract {
     found.abort()
     next.close()
     (lines :+ line).mkString("\n")
+  }
+
+  /** The rows of a version, each as key=value, by a provider that has loaded nothing before. */
+  def rowsOf(spark: SparkSession, root: String, providerClass: String, version: Long): String = {
+    val provider = open(spark, root, providerClass, newHadoopConf(spark), useColumnFamilies = false)
+    val store = provider.getStore(version)
+    val rows = shown(store.iterator())
+    store.abort()
+    provider.close()
+    rows
+  }
+
+  /** Commits the next version: of words, each a key with a value, or a key to be removed. */
+  def commitRows(
+      spark: SparkSession,
+      root: String,
+      providerClass: String,
+      version: Long,
+      words: String): Unit = {
+    val provider = open(spark, root, providerClass, newHadoopConf(spark), useColumnFamilies = false)
+    val row = newTextRow
+    val store = provider.getStore(version)
+    words.split(" ").foreach { word =>
+      val key = row(word.takeWhile(_ != '='))
+      if (word.contains('=')) store.put(key, row(word.dropWhile(_ != '=').tail))
+      else store.remove(key)
+    }
+    store.commit()
+    provider.close()
+  }
+
+  /**
+   * Stores of one provider that are open side by side, one of them read by another thread. Returns
+   * what each shows after what the others did, a line a step.
+   */
+  def storesSideBySide(spark: SparkSession, root: String, providerClass: String): String = {
+    val provider = open(spark, root, providerClass, newHadoopConf(spark))
+    val row = newTextRow
+    val lines = mutable.ArrayBuffer.empty[String]
+    def commit(version: Long, value: String): Unit = {
+      val store = provider.getStore(version)
+      store.put(row("a"), row(value))
+      lines += s"committed ${store.commit()}"
+      store.metrics // brings the view to the new version
+      store.abort() // as Spark does when the task ends otherwise
+      val id = store.getStateStoreCheckpointInfo()
+      lines += s"then aborted ${store.hasCommitted} ${id.batchVersion}"
+    }
+    commit(0, "one")
+    val ofOne = provider.getReadStore(1, None)
+    val (found, isDone) = (mutable.HashSet.empty[String], new AtomicBoolean)
+    val reader = new Thread(() => do found += shown(ofOne.iterator()) while (!isDone.get()))
+    reader.start()
+    (1 to 20).foreach(number => commit(number, s"v$number"))
+    isDone.set(true)
+    reader.join()
+    lines += s"read meanwhile ${found.mkString(", ")}"
+    ofOne.release()
+
+    commit(21, "now")
+    val ofNow = provider.getReadStore(22, None)
+    val before = provider.getStore(21)
+    lines += s"the version before ${shown(before.iterator())}, this one ${shown(ofNow.iterator())}"
+    before.abort()
+    lines += s"still ${shown(ofNow.iterator())}"
+
+    def upgraded(version: Long): StateStore =
+      provider.upgradeReadStoreToWriteStore(ofNow, version, None, forceSnapshotOnCommit = false)
+    val other = upgraded(21)
+    lines += s"of another version ${other.version} ${shown(other.iterator())}"
+    other.abort()
+    ofNow.release()
+    val anew = upgraded(22)
+    anew.put(row("a"), row("last"))
+    lines += s"of one that has ended ${shown(anew.iterator())} ${anew.commit()}"
+    provider.close()
+    lines.mkString("\n")
   }
 
   /** What a store reads, for which the engine has to open something, behind its provider's end. */
