@@ -1,8 +1,8 @@
 """State files: what is written is read back, and damage is told by name."""
 
 import resource
+from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.ipc as ipc
@@ -201,15 +201,25 @@ def test_empty_delta_is_a_whole_file(tmp_path):
     assert file.trailer.rows.total == 0
 
 
-def test_lineage_depends_on_parent_and_content_only():
+def test_lineage_depends_on_parent_and_content_only(tmp_path):
     """Catches a retry with equal rows being fenced, or other rows not being."""
-    path = Path("/nonexistent")
-    trailer_of = {}
-    for name, parent in (("a", None), ("b", VersionRef(1, ID, "00" * 16))):
-        trailer_of[name] = compute_lineage(parent, ())
-    assert trailer_of["a"] != trailer_of["b"]
-    assert compute_lineage(VersionRef(1, "x", "00" * 16), ()) == trailer_of["b"]
-    assert not path.exists()
+
+    def blocks_of(name, rows):
+        path = str(tmp_path / name)
+        return describe_stream(path, write_stream(path, rows, G), G)
+
+    parent = VersionRef(1, ID, "00" * 16)
+    blocks = blocks_of("first", ROWS)
+    last = ROWS[-1]
+    other = blocks_of("other", [*ROWS[:-1], replace(last, key=last.key[:-1] + b"~")])
+    assert sum(block.length for block in other) == sum(block.length for block in blocks)
+
+    lineage = compute_lineage(parent, blocks)
+
+    assert compute_lineage(VersionRef(1, "x", "00" * 16), blocks_of("again", ROWS)) == lineage
+    assert compute_lineage(parent, other) != lineage
+    assert compute_lineage(VersionRef(1, ID, "01" * 16), blocks) != lineage
+    assert compute_lineage(None, blocks) != lineage
 
 
 def test_trailer_longer_than_one_read_is_decoded(tmp_path):
