@@ -18,10 +18,9 @@ import pytest
 
 from statestore.core.errors import InternalError, StateStoreError
 from tests.damage.damages import damage
-from tests.damage.forms import ALL, FORMS
+from tests.damage.forms import ALL, FORMS, SEED
 from tests.damage.reads import Everything
 
-SEED = int(os.environ.get("STATESTORE_DAMAGE_SEED", random.SystemRandom().randrange(1 << 32)))
 FEW = int(os.environ.get("STATESTORE_DAMAGE_TRIALS", "25"))
 MANY = 5000
 GROWTH_BYTES = 96 << 20
