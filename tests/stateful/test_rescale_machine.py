@@ -17,7 +17,7 @@ from rocksdict import AccessType, Options, Rdict
 from statestore.checkpoint.key_group_rows import NUM_CLASSES, class_of
 from statestore.checkpoint.layout import StoreLocation, parse_state_file_name
 from statestore.checkpoint.rescaling import (
-    plan_rescale,
+    RescaledStores,
     undo_rescaled_version,
     write_rescaled_version,
 )
@@ -215,7 +215,7 @@ class RescaleMachine(RuleBasedStateMachine):
             for partition in range(before.num_partitions)
         }
         self.highest += 1
-        plan = plan_rescale(heads, num_partitions, version=self.highest)
+        plan = RescaledStores(heads, self.highest, num_partitions)
         if fails_at is not None:
             self.io.arm(Fault(fails_at, happens, ("write", "publish")))
             try:
