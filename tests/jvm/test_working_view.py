@@ -51,7 +51,7 @@ def test_view_equals_model_when_operations_are_random(
     assert int(counts["compactions"]) > 0, "the run proved nothing about replaced records"
     assert int(counts["adopted"]) > 0, "the run proved nothing about records that are taken over"
     assert int(counts["forgotten"]) > 100, "the run proved nothing about rows that come and go"
-    assert int(counts["closed"]) > 100, "the run proved nothing about scans that are cut short"
+    assert int(counts["closed"]) > 30, "the run proved nothing about scans that are cut short"
 
 
 @pytest.mark.timeout(240)
