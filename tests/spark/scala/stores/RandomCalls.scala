@@ -105,9 +105,33 @@ private[testing] final class RandomCalls(
       case 9 if family.name == "timers" && random.nextInt(4) == 0 =>
         val (from, until) = bounds(family)
         for (low <- from; high <- until) store.deleteRange(low, high, family.name)
+      case 10 if family.name == "timers" => reuse(store, family)
       case _ => store.put(key, value(), family.name)
     }
   }
+
+  /** Goes through the rows as Spark 4.3 does in real-time mode, with writes in between. */
+  private def reuse(store: StateStore, family: Family): Unit =
+    store.getClass.getMethods.find(_.getName == "reusableIterator").foreach { method =>
+      val found = method.invoke(store, family.name).asInstanceOf[Iterator[UnsafeRowPair]]
+      def shown() = {
+        store.put(randomKey(family), value(), family.name)
+        store.remove(randomKey(family), family.name)
+        val rows = Vector.newBuilder[String]
+        (0 until random.nextInt(8)).foreach { _ =>
+          if (found.hasNext) rows += shownPair(family, found.next())
+        }
+        rows.result().mkString(" ")
+      }
+      lines += s"from the first ${shown()}"
+      (0 until random.nextInt(4)).foreach { _ =>
+        Class.forName("org.apache.spark.sql.execution.streaming.state.ReusableIterator")
+          .getMethod("refreshAndSeekToPrefix", classOf[UnsafeRow])
+          .invoke(found, toTime(InternalRow(randomTime(60))).copy())
+        lines += s"from a time on ${shown()}"
+      }
+      found.asInstanceOf[AutoCloseable].close()
+    }
 
   private def allOf(store: StateStore, family: Family): Seq[String] = {
     val found = if (family.multi) store.iteratorWithMultiValues(family.name)

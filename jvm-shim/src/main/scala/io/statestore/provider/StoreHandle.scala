@@ -134,6 +134,23 @@ private[statestore] final class StoreHandle(
     state.scanWithMultiValues(bound(state, startKey), bound(state, endKey))
   }
 
+  // For Spark 4.3: see `StoreMembers`.
+  protected def allRows(colFamilyName: String): StateStoreIterator[UnsafeRowPair] = {
+    val state = reading("reusableIterator", colFamilyName)
+    // With a bound: few of the rows are read, so the view need not make ready for all.
+    if (state.family.ordered) state.scan(Array.emptyByteArray, null) else state.iterator()
+  }
+
+  protected def rowsFrom(
+      prefixKey: UnsafeRow,
+      colFamilyName: String): StateStoreIterator[UnsafeRowPair] = {
+    val state = reading("refreshAndSeekToPrefix", colFamilyName)
+    if (!state.family.spec.isInstanceOf[RangeKeyScanStateEncoderSpec]) {
+      throw StateStoreErrors.unsupportedOperationException("refreshAndSeekToPrefix", colFamilyName)
+    }
+    state.scan(state.keyCodec.encodePrefix(prefixKey), null)
+  }
+
   override def allColumnFamilyNames: Set[String] = families.keySet.toSet
 
   // ---- column families ----

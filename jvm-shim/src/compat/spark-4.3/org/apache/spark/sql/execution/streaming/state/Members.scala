@@ -1,11 +1,40 @@
 package org.apache.spark.sql.execution.streaming.state
 
 import org.apache.spark.SparkContext
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.metric.{SQLMetric, SQLMetrics}
 import org.apache.spark.sql.execution.streaming.runtime.StreamExecution
 
-/** Spark 4.3 declares every member that the shim overrides. */
-trait StoreMembers
+/**
+ * Spark 4.3 declares every member that the shim overrides, and one more: in real-time mode it asks
+ * after each row which timers are due since the last time, not since the first timer.
+ */
+trait StoreMembers extends SupportsReusableIterator {
+
+  /** Every row of a column family. */
+  protected def allRows(colFamilyName: String): StateStoreIterator[UnsafeRowPair]
+
+  /** Rows in order, without those that are below every key that begins with a prefix. */
+  protected def rowsFrom(
+      prefixKey: UnsafeRow,
+      colFamilyName: String): StateStoreIterator[UnsafeRowPair]
+
+  override def reusableIterator(colFamilyName: String): ReusableIterator[UnsafeRowPair] =
+    new ReusableIterator[UnsafeRowPair] {
+      private var rows = allRows(colFamilyName)
+
+      override def refreshAndSeekToPrefix(prefixKey: UnsafeRow): Unit = {
+        rows.close()
+        rows = rowsFrom(prefixKey, colFamilyName)
+      }
+
+      override def hasNext: Boolean = rows.hasNext
+
+      override def next(): UnsafeRowPair = rows.next()
+
+      override def close(): Unit = rows.close()
+    }
+}
 
 trait ProviderMembers extends LagReports {
   override def supportedInstanceMetrics: Seq[StateStoreInstanceMetric] =
