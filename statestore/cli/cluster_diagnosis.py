@@ -77,11 +77,13 @@ def check_executors(
     request = {"backend": backend, "storage": storage, "options": dict(options)}
     with tempfile.TemporaryDirectory(prefix="statestore-doctor-") as directory:
         archive, result = Path(directory, "statestore-doctor.zip"), Path(directory, "result.json")
+        asked = Path(directory, "request.json")  # it may have secrets, as no argument should
+        asked.write_text(json.dumps(request))
         _pack(archive)
         command = [
             *(str(home / "bin" / "spark-submit"), *words, "--deploy-mode", "client"),
             *("--conf", f"spark.pyspark.driver.python={sys.executable}"),
-            *(str(_PROGRAM), str(result), str(archive), json.dumps(request)),
+            *(str(_PROGRAM), str(result), str(archive), str(asked)),
         ]
         done = subprocess.run(
             command,

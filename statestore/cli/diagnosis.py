@@ -162,6 +162,9 @@ class Diagnosis:
             values = ", ".join(f"{field}={value!r}" for field, value in error.fields.items())
             detail = f"{error.problem}: {values}" if values else error.problem
             return Check(name, "fail", detail, error.to_fix)
+        except OSError as error:
+            self._failed.add(name)
+            return Check(name, "fail", str(error), "correct the path, or what may be done with it")
 
     def _check_spark(self) -> str:
         """The pyspark of this Python."""

@@ -1,6 +1,6 @@
 """What `statestore doctor --spark-submit` runs on an executor, in the Python of its engines.
 
-It comes there as an archive with the package, is called with a JSON object, and prints one. It
+It comes there as an archive with the package, is called with a file of JSON, and prints JSON. It
 imports the rest late: what that needs may be missing here.
 """
 
@@ -25,15 +25,16 @@ _SPREAD_S = 1.0
 """How long a task that has nothing to do keeps its place, so that others go to other executors."""
 
 
-def main(text: str, executor: str) -> None:
+def main(asked: str, executor: str) -> None:
     """Check this machine, unless another task of the same executor does, and print the outcome.
 
     Args:
-        text: `application`, an ID; `directory`, where Spark has put the files of the application;
-            `jars`, paths of jars; `backend`, `storage` and `options`, as `Diagnosis` has them.
+        asked: A JSON file: `application`, an ID; `directory`, where Spark has put the files of the
+            application; `jars`, paths of jars; `backend`, `storage` and `options`, as `Diagnosis`
+            has them.
         executor: Tells it from others of its host.
     """
-    request = json.loads(text)
+    request = json.loads(Path(asked).read_text())
     directory = Path(request["directory"])
     try:
         (directory / f"statestore-doctor-{request['application']}-{executor}").touch(exist_ok=False)

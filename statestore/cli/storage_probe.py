@@ -18,6 +18,7 @@ from statestore.core.errors import (
     StorageError,
 )
 from statestore.core.ids import RandomIds
+from statestore.io.local import named_errors
 from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import is_hadoop, open_storage, scheme_of
 
@@ -108,7 +109,10 @@ class StorageProbe:
         if is_hadoop(self._uri) and directory:
             parent, name = posixpath.split(directory)
             return name in io.list_directories(parent)
-        return scheme_of(self._uri) != "file" or Path(directory or "/").exists()
+        if scheme_of(self._uri) != "file":
+            return True
+        with named_errors("look for a directory", directory):
+            return Path(directory or "/").exists()
 
     def _timed(self, step: Callable[[], str]) -> Callable[[], str]:
         def run() -> str:

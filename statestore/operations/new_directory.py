@@ -307,8 +307,9 @@ def _check_outside(io: TreeFileIO, path: str, uri: str) -> None:
 def _check_place(path: str, uri: str) -> None:
     """Check that a directory can be made on the local disk, by making one that is gone at once."""
     above = Path(path)
-    while not above.exists():
-        above = above.parent
+    with named_errors("look for a directory", path):
+        while not above.exists():
+            above = above.parent
     try:
         with named_errors("make a directory", path):
             tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=above).cleanup()

@@ -1,8 +1,10 @@
 """Runs a command once on every executor of an application: a program for spark-submit.
 
 `on_executors.py RESULT ARCHIVE REQUEST`: the Python of the engines runs the archive there, with the
-request, completed by what only the application knows, and the process ID of the executor. It is a
-child of the executor, as an engine is, and needs no Python worker of Spark's.
+file of the request, completed by what only the application knows, and the process ID of the
+executor. It is a child of the executor, as an engine is, and needs no Python worker of
+Spark's. The request may have secrets of the storage, so it is no argument, which every user of a
+machine can read.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ _FAILED = r"{\"executor\": \"$PPID\", \"host\": \"$(hostname)\", \"exit\": $?}"
 _SCRIPT = f'"$@" "$PPID" || echo "{_FAILED}"'
 
 
-def main(result: str, archive: str, text: str) -> None:
+def main(result: str, archive: str, asked: str) -> None:
     """Write to a file, as JSON, what the executors answer.
 
     Args:
         result: The file; has `answers`, what each printed; `executors`, how many there are, also
             those that ran no task; `python`, the Python of the engines.
         archive: What is run.
-        text: The request, with `backend`, which may be null for that of the application.
+        asked: A file with the request; its `backend` may be null for that of the application.
     """
     session = SparkSession.builder.appName("statestore doctor").getOrCreate()
     context = session.sparkContext
@@ -40,14 +42,16 @@ def main(result: str, archive: str, text: str) -> None:
     is_in_driver = conf["spark.master"].partition("[")[0] == "local"
     directory = jvm.org.apache.spark.SparkFiles.getRootDirectory() if is_in_driver else "."
     provider = conf.get(f"{PREFIX}providerClass")
-    request = json.loads(text)
+    request = json.loads(Path(asked).read_text())
     request["backend"] = request["backend"] or next(
         (name for name, of in PROVIDERS.items() if of == provider), None
     )
     request |= {"application": context.applicationId, "directory": directory, "jars": _jars(conf)}
     python = conf.get("spark.pyspark.python", "python3")
-    program = f"{directory}/{Path(archive).name}"
-    command = ["sh", "-c", _SCRIPT, "sh", python, program, json.dumps(request)]
+    Path(asked).write_text(json.dumps(request))
+    context.addFile(asked)
+    there = [f"{directory}/{Path(path).name}" for path in (archive, asked)]
+    command = ["sh", "-c", _SCRIPT, "sh", python, *there]
 
     java: Any = context._jsc  # noqa: SLF001
     number = context.defaultParallelism * _TASKS_A_CORE

@@ -360,3 +360,11 @@ def test_engine_that_dies_fails_with_its_last_words(stand_in: Any) -> None:
 def test_wrong_arguments_are_a_usage_error(arguments: list[str]) -> None:
     """Catches a typo that a script would take for something to fix on the machine."""
     assert doctor(*arguments).exit_code == 2
+
+
+def test_place_that_cannot_be_looked_at_fails_its_check(tmp_path: Path) -> None:
+    """Catches a doctor that dies of what it is to find."""
+    result = doctor("--output=json", f"--storage={tmp_path / ('n' * 300) / 'checkpoints'}")
+
+    assert "storage write" in failed(result)
+    assert "name too long" in checks(result)["storage write"]["detail"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import venv
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -33,9 +35,30 @@ def test_every_executor_is_a_row_with_its_checks(tmp_path: Path) -> None:
     provider = f"--conf {PREFIX}providerClass={PROVIDERS['rocksdb']}"
     python = f"--conf spark.pyspark.python={sys.executable}"
 
+    # A secret in an argument would be read by every user of the machine.
+    secret, seen = "nobody-knows-this", []
+    ends = threading.Event()
+
+    def watch() -> None:
+        while not ends.wait(0.05):
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                with suppress(OSError):
+                    words = path.read_bytes()
+                    if b"on_executors" in words or b"statestore-doctor.zip" in words:
+                        seen.append(words)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
     result = doctor(
-        f"--jars {find_jar()} {provider} {python}", f"--storage={storage}", "--output=json"
+        f"--jars {find_jar()} {provider} {python}",
+        f"--storage={storage}",
+        f"--storage-option=s3.secretKey={secret}",
+        "--output=json",
     )
+    ends.set()
+    watching.join()
+    assert any(b"statestore-doctor.zip" in words for words in seen)
+    assert not any(secret.encode() in words for words in seen)
 
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
@@ -60,7 +83,9 @@ def test_storage_that_an_engine_does_not_open_is_left_out(
     monkeypatch.setenv(JAR_VARIABLE, "")  # which the checks set, in what is a process of their own
     request = {"application": "app", "directory": str(tmp_path), "jars": [str(find_jar())]}
 
-    main(json.dumps({**request, "backend": None, "storage": storage, "options": {}}), "1")
+    asked = tmp_path / "request.json"
+    asked.write_text(json.dumps({**request, "backend": None, "storage": storage, "options": {}}))
+    main(str(asked), "1")
 
     checks = {of["name"]: of["status"] for of in json.loads(capsys.readouterr().out)["checks"]}
     assert {checks[name] for name in ("python", "jar", "engine")} == {"ok"}
