@@ -21,6 +21,7 @@ from pyspark.sql import Row
 from pyspark.sql import types as sql
 from pyspark.sql.streaming.stateful_processor import TimerValues
 
+from statestore.codec.python_values import to_pylist
 from statestore.core.errors import InvalidArgumentError
 from statestore.keyed.ddl import parse_ddl
 from statestore.keyed.runtime import TimeMode
@@ -287,7 +288,7 @@ class KeyedStore:
             return []
         address = name if self._operator is None else f"{self._operator}/{name}"
         try:
-            return self._begins_with.rows(address).read().to_pylist()  # type: ignore[no-any-return]
+            return to_pylist(self._begins_with.rows(address).read())  # type: ignore[no-any-return]
         except InvalidArgumentError as error:
             if error.problem != NO_SUCH_ROWS:
                 raise

@@ -76,3 +76,10 @@ def test_rows_of_far_years_are_deleted(made: str) -> None:
     run("edit", made, "--where", condition, "--yes")
 
     assert Checkpoint(made).rows().read().num_rows == 1
+
+
+def test_keys_of_far_years_are_in_the_report(made: str, tmp_path: Path) -> None:
+    """Catches a checkpoint whose page cannot be had for one key."""
+    run("report", made, "-o", tmp_path / "page.html", "--deep")
+
+    assert FAR in (tmp_path / "page.html").read_text()
