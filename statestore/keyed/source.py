@@ -119,7 +119,16 @@ class _Reader(DataSourceStreamReader):
         return {"elements": self._source.initialize_state()}
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:  # noqa: ARG002, N802
-        return {"elements": self._source.snapshot_state(start["elements"])}
+        before, after = start["elements"], self._source.snapshot_state(start["elements"])
+        if len(after) < len(before):
+            raise InvalidArgumentError(
+                "the source has fewer elements than before, which are in no batch any more",
+                elements_before=len(before),
+                elements=len(after),
+                to_fix="have snapshot_state return each element that it is given, as it is now, "
+                "and new ones behind them",
+            )
+        return {"elements": after}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         before, after = start["elements"], end["elements"]

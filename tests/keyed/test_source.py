@@ -71,3 +71,18 @@ def test_refused_when_elements_go_nowhere() -> None:
     """Catches a redistribution that is guessed."""
     with pytest.raises(StateStoreError, match="no such redistribution"):
         ToNobody({}).streamReader(StructType())
+
+
+def test_source_that_loses_elements_is_refused_before_that_is_planned() -> None:
+    """Catches a batch that is planned and that no start can run, nor go back behind."""
+
+    class Losing(Numbers):
+        def snapshot_state(self, elements: list[Any]) -> list[Any]:
+            return elements[1:]
+
+    reader: Any = Losing({}).streamReader(StructType())
+
+    with pytest.raises(
+        InvalidArgumentError, match=r"elements_before=3, elements=2.*snapshot_state"
+    ):
+        reader.latestOffset(reader.initialOffset(), None)
