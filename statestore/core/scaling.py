@@ -96,6 +96,7 @@ class Scaler:
         self._cool_down_ms = cool_down_ms
         self._looked_back_ms = max(cool_down_ms, LEAST_BATCHES * interval_ms)
         self._changed_ms = self._ended_ms = now_ms  # the newest change, the newest batch
+        self._has_tried = False  # a number outside of those allowed is left at the start at once
         self._waiting: tuple[float, int] | None = None  # when, and how many rows
         self._samples: deque[_Sample] = deque()
         self._too_much: dict[int, _Sample] = {}  # the load at which a number was risen from
@@ -133,16 +134,18 @@ class Scaler:
             num_partitions: The number now.
             now_ms: The time.
         """
-        if num_partitions not in self._numbers:
+        is_cool = now_ms - self._changed_ms >= self._cool_down_ms
+        if num_partitions not in self._numbers and (is_cool or not self._has_tried):
             nearest = min(self._numbers, key=lambda number: abs(number - num_partitions))
             return Decision(nearest, f"{num_partitions} is none of the numbers allowed")
-        if now_ms - self._changed_ms < self._cool_down_ms:
+        if not is_cool:
             return None
         self._forget(now_ms)
         return self._rise(num_partitions, now_ms) or self._fall(num_partitions, now_ms)
 
     def changed(self, num_partitions: int, before: int, now_ms: float) -> None:
         """Begin anew after a change: what batches told in another number tells nothing now."""
+        self._has_tried = True
         newest = self._newest(now_ms)
         if num_partitions > before and newest:
             self._too_much[before] = _middle(newest)

@@ -347,3 +347,14 @@ def test_bounds_out_of_range_are_refused_by_name(make: Callable[[], Between], ar
 def test_bounds_leave_room_for_each_other():
     """Catches shares by which a number that was just chosen is left again."""
     assert 2 * IDLE < 0.7 < BUSY
+
+
+def test_number_outside_of_those_allowed_is_not_tried_again_within_the_cool_down():
+    """Catches a query that is stopped for each batch, for a change that is refused each time."""
+    scaler = Scaler(POWERS, 10_000, 300_000, 0)
+    assert scaler.decide(200, 0).num_partitions == 64
+
+    scaler.changed(200, 200, 1_000)
+
+    assert scaler.decide(200, 300_999) is None
+    assert scaler.decide(200, 301_000).num_partitions == 64
