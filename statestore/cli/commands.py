@@ -16,7 +16,13 @@ from typing import Any
 
 import click
 
-from statestore.cli.output import output_option, print_json, print_table, storage_option
+from statestore.cli.output import (
+    OneValueCommand,
+    output_option,
+    print_json,
+    print_table,
+    storage_option,
+)
 from statestore.core.errors import StateStoreError
 from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
 from statestore.core.version import SPARK_MINORS, __version__
@@ -77,6 +83,8 @@ def _cleaned_up_when_terminated() -> Iterator[None]:
 
 class _Group(click.Group):
     """A group that imports its commands late and reports errors of the package as text."""
+
+    command_class = OneValueCommand
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -8,6 +8,7 @@ import click
 
 from statestore.cli.output import (
     checkpoint_argument,
+    command,
     dry_run_option,
     output_option,
     parse_settings,
@@ -30,7 +31,7 @@ class _ProviderOfSpark(click.Choice[str]):
         return super().convert(value, param, ctx)
 
 
-@click.command()
+@command()
 @checkpoint_argument()
 @checkpoint_argument("new")
 @click.option(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from statestore.cli.output import command
 from statestore.core.errors import InvalidArgumentError
 
 _NEXT = """\
@@ -29,7 +30,7 @@ Change it: 8 state partitions, and back.
 Delete the directory when you have seen enough."""
 
 
-@click.command()
+@command()
 @click.argument("directory", default="statestore-demo", type=click.Path(path_type=Path))
 def demo(directory: Path) -> None:
     """Make a small checkpoint to look at, without Spark and without a JVM.

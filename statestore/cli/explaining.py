@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from statestore.cli.output import command
 from statestore.core.errors import NotFoundError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -24,7 +25,7 @@ def find_pages() -> dict[str, Path]:
     return {page.stem: page for page in pages if page.stem != "README"}
 
 
-@click.command()
+@command()
 @click.argument("kind", required=False)
 def explain(kind: str | None) -> None:
     """Print what an error message means, by the kind that it has in brackets.

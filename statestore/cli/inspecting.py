@@ -13,6 +13,7 @@ from rich.text import Text
 
 from statestore.cli.output import (
     checkpoint_argument,
+    command,
     console,
     limit_option,
     output_option,
@@ -53,7 +54,7 @@ _where_option = click.option(
 )
 
 
-@click.command()
+@command()
 @checkpoint_argument()
 @rows_option
 @version_option
@@ -122,7 +123,7 @@ def read(
     print_written(num_rows, to, output)
 
 
-@click.command()
+@command()
 @checkpoint_argument()
 @click.option(
     "--find",
@@ -201,7 +202,7 @@ def inspect(
         _print_stores(it.inspect(version=version), output)
 
 
-@click.command()
+@command()
 @checkpoint_argument("old")
 @click.argument("new", required=False)
 @click.option(

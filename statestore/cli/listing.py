@@ -10,6 +10,7 @@ import click
 from statestore.cli.output import (
     checkpoint_argument,
     checkpoints_below,
+    command,
     output_option,
     print_json,
     print_table,
@@ -42,7 +43,7 @@ _limit_option = click.option(
 )
 
 
-@click.command("list")
+@command("list")
 @checkpoint_argument()
 @_limit_option
 @click.option(
@@ -100,7 +101,7 @@ def list_command(
 def _print_info(info: CheckpointInfo) -> None:
     """Print what there is in a checkpoint, beside its versions."""
     click.echo(
-        f"{info.uri}: {info.kept_as}, {info.num_partitions} state partitions, "
+        f"{escape_controls(info.uri)}: {info.kept_as}, {info.num_partitions} state partitions, "
         f"{format_bytes(info.stored_bytes)} of state files"
     )
     if info.query_id is not None:
@@ -112,7 +113,8 @@ def _print_info(info: CheckpointInfo) -> None:
         stores = ", ".join(store.name for store in operator.stores)
         names = ", ".join(sorted(variable.name for variable in operator.variables))
         variables = f", state variables {names}" if names else ""
-        click.echo(f"operator {operator.id}: {operator.name}, stores {stores}{variables}")
+        told = f"operator {operator.id}: {operator.name}, stores {stores}{variables}"
+        click.echo(escape_controls(told))
     if info.uncommitted_batch is not None:
         is_running = (
             "is running" if info.is_running else "is planned and not committed: it runs again"
@@ -144,7 +146,7 @@ def _print_versions(versions: Listing[VersionInfo]) -> None:
     else:
         click.echo("No batch is committed yet.")
     for version in (version for version in versions if version.problem):
-        click.echo(f"version {version.version}: {version.problem}")
+        click.echo(f"version {version.version}: {escape_controls(version.problem or '')}")
 
 
 def _print_savepoints(retained: Listing[Savepoint], directory: str) -> None:
@@ -194,7 +196,7 @@ def _list_checkpoints(directory: str, found: Sequence[Checkpoint], output: str) 
     print_table(columns, rows)
     for name, info in named:
         if isinstance(info, str):
-            click.echo(f"{name}: {info}")
+            click.echo(escape_controls(f"{name}: {info}"))
 
 
 def _now(info: CheckpointInfo) -> str | None:
@@ -210,7 +212,7 @@ def _info_or_problem(one: Checkpoint) -> CheckpointInfo | str:
         return str(error)
 
 
-@click.command()
+@command()
 @checkpoint_argument()
 @_limit_option
 @storage_option

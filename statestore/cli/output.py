@@ -53,6 +53,27 @@ WITH_YES = "Nothing was changed. Repeat the command with --yes to do it."
 WITHOUT_DRY_RUN = "Nothing was changed. Repeat the command without --dry-run to do it."
 
 
+class OneValueCommand(click.Command):
+    """A command that refuses an option of one value which is given twice: click takes the last."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See click.Command."""
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        seen: set[str] = set()
+        for parameter in order:
+            if not isinstance(parameter, click.Option) or parameter.multiple or parameter.is_flag:
+                continue
+            name = max(parameter.opts, key=len)
+            if name in seen and not ctx.resilient_parsing:
+                raise click.UsageError(f"{name} is given twice: give it one value", ctx)
+            seen.add(name)
+        return super().parse_args(ctx, args)
+
+
+command = partial(click.command, cls=OneValueCommand)
+"""As `click.command`, for every command."""
+
+
 def checkpoint_argument(name: str = "checkpoint") -> Callable[[Command], Command]:
     """Add an argument that names a checkpoint or savepoint."""
     return click.argument(name, metavar=name.upper())

@@ -12,13 +12,14 @@ import click
 from statestore.cli.output import (
     checkpoint_argument,
     checkpoints_below,
+    command,
     output_option,
     print_json,
     storage_option,
 )
 from statestore.core.clock import SystemClock
 from statestore.core.errors import NotFoundError, StateStoreError
-from statestore.core.text import format_count
+from statestore.core.text import escape_controls, format_count
 from statestore.io.storage import resolve_path, scheme_of
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ _savepoints_option = click.option(
 )
 
 
-@click.command()
+@command()
 @checkpoint_argument()
 @click.option(
     "--to",
@@ -108,9 +109,9 @@ def report(
     if not facts.advice:
         click.echo(facts.all_is_well)
     for advice in facts.advice:
-        click.echo(f"{advice.severity}: {advice.text}")
+        click.echo(escape_controls(f"{advice.severity}: {advice.text}"))
         if advice.command:
-            click.echo(f"  {advice.command}")
+            click.echo(f"  {escape_controls(advice.command)}")
 
 
 def _report_each(
@@ -143,11 +144,11 @@ def _report_each(
             if facts is None
             else format_count(len(facts.advice), "piece of advice", "pieces of advice")
         )
-        click.echo(f"{uri}: {problem or count}")
+        click.echo(escape_controls(f"{uri}: {problem or count}"))
     click.echo(f"{to}/index.html")
 
 
-@click.command()
+@command()
 @click.argument("checkpoints", metavar="CHECKPOINT...", nargs=-1, required=True)
 @click.option("--host", default=_LOOPBACK, show_default=True, help="Address to listen on.")
 @click.option(

@@ -6,6 +6,7 @@ import click
 
 from statestore.cli.output import (
     checkpoint_argument,
+    command,
     output_option,
     print_result,
     progress_bar,
@@ -17,7 +18,7 @@ from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
 _DONE = "Done. Start the query as it was; --undo goes back until then."
 
 
-@click.command()
+@command()
 @checkpoint_argument()
 @click.option(
     "--num-partitions",

@@ -15,6 +15,7 @@ import click
 from statestore.cli.output import (
     DurationType,
     checkpoint_argument,
+    command,
     dry_run_option,
     output_option,
     print_json,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from statestore.operations.savepoint.savepoint import SavepointForm, SavepointInfo
 
 
-@click.command()
+@command()
 @checkpoint_argument()
 @click.argument("destination")
 @version_option
@@ -220,7 +221,7 @@ def _taken(info: SavepointInfo) -> str:
     return f"Done: a {info.form} savepoint of {format_bytes(info.state_bytes)}{rows}."
 
 
-@click.command()
+@command()
 @checkpoint_argument("source")
 @checkpoint_argument("new")
 @click.option(
@@ -321,7 +322,7 @@ def restore(
     print_result(result, output=output)
 
 
-@click.command()
+@command()
 @checkpoint_argument()
 @checkpoint_argument("new")
 @version_option

@@ -16,6 +16,7 @@ import click
 from statestore.cli.output import (
     DurationType,
     checkpoint_argument,
+    command,
     console,
     limit_option,
     output_option,
@@ -41,7 +42,7 @@ _MOST_KEPT = 10_000
 """Lines of the history of the shell."""
 
 
-@click.command()
+@command()
 @checkpoint_argument()
 @click.argument("sql", required=False)
 @click.option(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from statestore.cli.output import (
+    command,
     output_option,
     parse_settings,
     print_json,
@@ -17,6 +20,7 @@ from statestore.cli.output import (
     yes_option,
 )
 from statestore.core.defaults import BATCHES_REPEATED
+from statestore.core.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from statestore.api.trial import Trial
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 _TRIAL = "trial"
 
 
-@click.command("try")
+@command("try")
 @click.argument("directory", metavar="CHECKPOINT")
 @click.argument("job")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -102,6 +106,8 @@ def try_command(
     """  # noqa: D301
     from statestore.api.try_job import try_job
 
+    if to is not None:
+        _check_page(to)
     it = try_job(
         directory,
         job,
@@ -111,13 +117,13 @@ def try_command(
         against=against,
         rows=dict(parse_settings("--sql", sqls, "NAME=SELECT")),
         ignore=ignore,
-        submit=shlex.split(submit),
+        submit=_words(submit),
         storage_options=storage_options,
     )
     ctx.exit(_show(it, to, output))
 
 
-@click.command()
+@command()
 @click.argument(_TRIAL)
 @click.option(
     "--savepoint",
@@ -157,7 +163,7 @@ def promote(
     print_result(result, output=output)
 
 
-@click.command()
+@command()
 @click.argument(_TRIAL)
 @yes_option
 @storage_option
@@ -175,13 +181,39 @@ def drop(trial: str, yes: bool, storage_options: dict[str, str], output: str) ->
     print_result(it.drop(dry_run=not yes), output=output)
 
 
+def _check_page(to: str) -> None:
+    """Check that a page can be written, before anything that takes long.
+
+    Raises:
+        IncompatibleError: The package that fills pages in is not installed.
+        InvalidArgumentError: Its directory is not there, or cannot be written.
+    """
+    from statestore.report.page import require_jinja
+
+    require_jinja()
+    directory = Path(to).absolute().parent
+    if not directory.is_dir() or not os.access(directory, os.W_OK) or Path(to).is_dir():
+        raise InvalidArgumentError(
+            "the page cannot be written",
+            file=to,
+            to_fix="name a file in a directory that is there and can be written",
+        )
+
+
+def _words(submit: str) -> list[str]:
+    try:
+        return shlex.split(submit)
+    except ValueError as error:
+        raise click.UsageError(f"--submit takes words as of a shell: {error}") from error
+
+
 def _show(it: Trial, to: str | None, output: str) -> int:
-    """Print what a trial found, and return the exit status."""
+    """Print what a trial found, write its page, and return the exit status."""
     report = it.result
-    if to is not None:
-        it.report(to)
     if output == "json":
         print_json({**report.fields(), "result": report.result})
     else:
         click.echo(str(report))
+    if to is not None:
+        it.report(to)
     return 0 if report.is_same else 1

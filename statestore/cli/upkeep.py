@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import click
 
 from statestore.cli.output import (
     checkpoint_argument,
     checkpoints_below,
+    command,
     output_option,
     print_json,
     print_result,
@@ -18,12 +19,10 @@ from statestore.cli.output import (
     yes_option,
 )
 from statestore.core.errors import StateStoreError
-
-if TYPE_CHECKING:
-    pass
+from statestore.core.text import escape_controls, escape_lines
 
 
-@click.command()
+@command()
 @checkpoint_argument()
 @click.option(
     "--version",
@@ -64,7 +63,7 @@ def verify(
     every: list[dict[str, object]] = []
     for it in several or [Checkpoint(checkpoint, storage_options=storage_options)]:
         if several and output == "text":
-            click.echo(f"{it.uri}:")
+            click.echo(f"{escape_controls(it.uri)}:")
         try:
             with progress_bar("verifying stores", output=output) as progress:
                 found = it.verify(versions=versions, deep=deep, progress=progress)
@@ -72,11 +71,11 @@ def verify(
             if not several:
                 raise
             every.append({"ok": False, "checkpoint": it.uri, "problem": str(error)})
-            click.echo(str(error), err=output == "json")
+            click.echo(escape_lines(str(error)), err=output == "json")
             continue
         every.append({"ok": found.ok, "to_fix": found.to_fix, **asdict(found)})
         if output == "text":
-            click.echo(found.describe())
+            click.echo(escape_lines(found.describe()))
     ok = all(one["ok"] for one in every)
     if output == "json":
         print_json({"ok": ok, "checkpoints": every} if several else every[0])
@@ -93,7 +92,7 @@ def _versions(given: tuple[str, ...]) -> Literal["all"] | list[int] | None:
         raise click.UsageError(f"--version takes state versions, or all: not {named!r}") from error
 
 
-@click.command()
+@command()
 @checkpoint_argument()
 @click.option(
     "--deep/--no-deep",
@@ -136,7 +135,7 @@ def repair(
     ctx.exit(1 if result.is_needed and not yes else 0)
 
 
-@click.command()
+@command()
 @checkpoint_argument()
 @click.option(
     "--keep",
@@ -171,7 +170,7 @@ def expire(
     print_result(result, output=output)
 
 
-@click.command()
+@command()
 @checkpoint_argument()
 @yes_option
 @storage_option

@@ -10,6 +10,7 @@ import click
 from statestore.cli.output import (
     DurationType,
     checkpoint_argument,
+    command,
     dry_run_option,
     output_option,
     parse_settings,
@@ -68,7 +69,7 @@ def _edited(
     }
 
 
-@click.command()
+@command()
 @checkpoint_argument()
 @click.argument("destination")
 @click.option(
@@ -162,7 +163,7 @@ def _queries(given: tuple[str, ...]) -> dict[Any, Any]:
     return dict(parse_settings("--sql", given, "NAME=SELECT"))
 
 
-@click.command()
+@command()
 @checkpoint_argument()
 @_edit_options
 @click.option(
@@ -235,7 +236,7 @@ def edit(
     print_result(result, output=output)
 
 
-@click.command()
+@command()
 @checkpoint_argument()
 @click.option(
     "--where",

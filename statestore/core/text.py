@@ -91,6 +91,11 @@ def escape_controls(text: str) -> str:
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def escape_lines(text: str) -> str:
+    """Return lines as `escape_controls` returns a text."""
+    return "\n".join(map(escape_controls, text.split("\n")))
+
+
 def format_cell(value: object) -> str:
     """Return a value as a cell of a table: `-` for none, `yes` and `no`, numbers with commas.
 

@@ -176,16 +176,27 @@ def _told(rows: Sequence[IndexRow]) -> list[tuple[IndexRow, dict[str, str] | Non
     return [(row, row.query.words() if row.query else None) for row in rows]
 
 
-@cache
-def _environment() -> Environment:
+def require_jinja() -> None:
+    """Check that the package that fills pages in is installed.
+
+    Raises:
+        IncompatibleError: It is not.
+    """
     try:
-        import jinja2
+        import jinja2  # noqa: F401
     except ModuleNotFoundError as error:
         raise IncompatibleError(
             "a page needs a package that is not installed",
             missing=error.name,
             to_fix="pip install 'statestore[ui]'",
         ) from error
+
+
+@cache
+def _environment() -> Environment:
+    require_jinja()
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: (_ASSETS / name).read_text("utf-8")),
         autoescape=True,

@@ -15,7 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 from statestore.cli.commands import cli
+from statestore.core.errors import StorageError
 from statestore.io.hadoop_process import find_spark_submit
+from statestore.operations.new_directory import _check_place
 from statestore.testing.checkpoints import MadeCheckpoint
 from tests.checkpoints import query_of, read_rows
 
@@ -250,3 +252,51 @@ main()
     )
 
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "\nAborted!\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["edit", "--where", "k = 1", "--where", "k = 2"],
+        ["forget", "--where", "k = 1", "--where", "k = 2"],
+        ["read", "--version=1", "--limit", "3", "--versions", "2"],
+        ["rescale", "--num-partitions=2", "--num-partitions", "4"],
+        ["doctor", "--backend", "heap", "--backend", "rocksdb"],
+    ],
+)
+def test_option_that_is_given_twice_is_refused(query: MadeCheckpoint, words: list[str]) -> None:
+    """Catches the first of two conditions that is left out unseen."""
+    command, *options = words
+    named = [] if command == "doctor" else [query.path]
+    before = read_rows(query.path)
+
+    text = run(command, *named, *options, exit_code=2)
+
+    assert "is given twice" in text
+    assert next(option for option in options if option.startswith("--")).partition("=")[0] in text
+    assert read_rows(query.path) == before
+
+
+def test_control_characters_of_a_checkpoint_do_not_reach_the_terminal(
+    tmp_path: Path, query: MadeCheckpoint
+) -> None:
+    """Catches a checkpoint of somebody else's that writes what it likes on a terminal."""
+    hostile = tmp_path / "hostile\x1b[2J"
+    shutil.copytree(query.path, hostile)
+    run("savepoint", hostile, tmp_path / "below" / "one\x1b[2J")
+    for file in (tmp_path / "below").rglob("metadata"):
+        file.write_text("{")
+
+    for words in (["list", hostile], ["verify", hostile], ["list", tmp_path / "below"]):
+        result = CliRunner().invoke(cli, [str(word) for word in words])
+        assert "\x1b" not in result.output, words
+    assert "\\x1b" in run("list", hostile)
+
+
+def test_place_that_cannot_be_looked_at_is_an_error_of_this_package(
+    tmp_path: Path,
+) -> None:
+    """Catches an error of Python, which names no way out."""
+    place = str(tmp_path / ("n" * 300) / "saved")
+    with pytest.raises(StorageError, match="look for a directory"):
+        _check_place(place, place)
