@@ -7,6 +7,8 @@ out. So the system bounds the process, and whoever started it ends it.
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 MOST_BYTES = 2 << 30
 """Memory of the process, of which the package and its libraries take a part."""
 MOST_SECONDS = 30
+_OF_MEMORY = re.compile("memory|alloc|thread", re.IGNORECASE)
+"""In the last words of a process that had too little memory; or a signal ended it."""
 
 
 def answer(
@@ -52,6 +56,8 @@ def answer(
     try:
         done = subprocess.run(
             command,
+            # Else the directory that this process was started in comes before the packages.
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
             input=json.dumps(asked).encode(),
             capture_output=True,
             timeout=MOST_SECONDS,
@@ -64,6 +70,14 @@ def answer(
             to_fix="ask for fewer rows, by the columns of the key; or run `statestore sql`",
         ) from error
     if done.returncode:
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        if done.returncode > 0 and not _OF_MEMORY.search(last):
+            raise InvalidArgumentError(
+                "the process that answers questions failed",
+                status=done.returncode,
+                error=last,
+                to_fix="run `statestore sql` or `statestore read`, which tell more",
+            )
         raise InvalidArgumentError(
             "the question needs more memory than it may take",
             memory_bytes=MOST_BYTES,

@@ -110,15 +110,15 @@ class Plans:
             BusyError: Another operation of these pages is under way.
             StateStoreError: As the operation.
         """
-        with self._lock:
-            made = self._kept.pop(confirmation, None)
-        if made is None or made.checkpoint is not checkpoint:
-            raise InvalidArgumentError(
-                "this was not planned, or was done before", to_fix="show the plan again"
-            )
         if not self._doing.acquire(blocking=False):
             raise BusyError("Another operation of these pages is under way: wait for its end.")
         try:
+            with self._lock:
+                made = self._kept.pop(confirmation, None)
+            if made is None or made.checkpoint is not checkpoint:
+                raise InvalidArgumentError(
+                    "this was not planned, or was done before", to_fix="show the plan again"
+                )
             if made.planned and str(made.run(True)) != made.planned:
                 raise InvalidArgumentError(
                     "the checkpoint has changed since this was planned",

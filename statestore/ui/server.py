@@ -68,7 +68,7 @@ class _Pages:
         self._token = token
         self._allows_changes = allows_changes
         self._storage_options = storage_options
-        self._asking = threading.Lock()
+        self._asking, self._planning = threading.Lock(), threading.Lock()
         self._index = Kept(lambda: look_at_all(looks), clock)
 
     def index(self, nonce: str) -> str:
@@ -121,7 +121,9 @@ class _Pages:
         one = self._looks[number]
         text = {name: value for name, value in fields.items() if isinstance(value, str)}
         if what != "do":
-            if not self._asking.acquire(blocking=False):
+            # The plan of a repair reads all state: no question waits for that.
+            one_at_a_time = self._planning if what == "plan" else self._asking
+            if not one_at_a_time.acquire(blocking=False):
                 raise BusyError("Another question is being answered: ask again in a moment.")
             try:
                 if what == "plan":
@@ -129,7 +131,7 @@ class _Pages:
                 wanted = {name: text.get(name, "") for name in _QUESTIONS[what]}
                 return answer(one.checkpoint, self._storage_options, what, **wanted)
             finally:
-                self._asking.release()
+                one_at_a_time.release()
         try:
             return self._plans.do(one.checkpoint, text.get("confirmation", ""))
         finally:
@@ -308,7 +310,8 @@ def serve(
         storage_options=storage_options,
     )
     try:
-        listening = socket.create_server((host, port))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family)
     except OSError as error:
         raise InvalidArgumentError(
             "cannot listen at the address",

@@ -13,6 +13,7 @@ from statestore.core.errors import InvalidArgumentError, StateStoreError
 from statestore.testing.checkpoints import MadeCheckpoint
 from statestore.ui import asked
 from statestore.ui.answers import run_sql
+from statestore.ui.plans import BusyError, Plans
 from tests.spark.processes import descendants
 from tests.ui.served import lease_of, serve
 
@@ -117,7 +118,7 @@ def test_one_question_is_answered_at_a_time(served):
             time.sleep(0.05)
         status, found = served.ask("sql", sql="SELECT 1")
         assert (status, "ask again" in found["problem"]) == (409, True)
-        assert served.ask("plan", operation="repair")[0] == 409
+        assert served.ask("plan", operation="repair")[0] == 200
         assert served.live()["query"]["newest_version"] == 20
         os.kill(asking.pop(), signal.SIGKILL)  # as the system does where memory is short
         assert first.result()[0] == 400
@@ -283,3 +284,41 @@ def test_a_confirmation_is_that_of_one_checkpoint(tmp_path):
         assert [Checkpoint(path).info.num_partitions for path in paths] == [4, 4]
         assert server.send("POST", "/checkpoints/0/do", body, good)[0] == 200
         assert [Checkpoint(path).info.num_partitions for path in paths] == [8, 4]
+
+
+def test_question_runs_no_code_of_the_directory_it_is_asked_in(sample, tmp_path, monkeypatch):
+    """Catches a module of a directory of somebody else's that runs as the user."""
+    (tmp_path / "statestore" / "ui").mkdir(parents=True)
+    for name in ("statestore/__init__.py", "statestore/ui/__init__.py", "resource.py"):
+        (tmp_path / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+
+    found = asked.answer(Checkpoint(sample), {}, "sql", sql="SELECT 1 AS one")
+
+    assert found["rows"] == [["1"]]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_process_of_a_question_that_fails_says_why(sample, tmp_path, monkeypatch):
+    """Catches every failure that is called a lack of memory."""
+    (tmp_path / "pyarrow").mkdir()
+    (tmp_path / "pyarrow" / "__init__.py").write_text("raise ImportError('a broken install')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    with pytest.raises(InvalidArgumentError, match="a broken install") as error:
+        asked.answer(Checkpoint(sample), {}, "sql", sql="SELECT 1 AS one")
+
+    assert "memory" not in str(error.value)
+
+
+def test_plan_that_is_refused_while_another_is_done_may_be_done_later(made, tmp_path):
+    """Catches a confirmation that is used up by who was told to wait."""
+    ck = Checkpoint(made.path)
+    plans = Plans(allows_changes=True, storage_options=())
+    fields = {"operation": "savepoint", "destination": str(tmp_path / "saved")}
+    confirmation = plans.plan(ck, fields)["confirmation"]
+
+    with plans._doing, pytest.raises(BusyError):
+        plans.do(ck, confirmation)
+
+    assert "done" in plans.do(ck, confirmation)

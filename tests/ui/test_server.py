@@ -1,9 +1,11 @@
 """The server of the page: who is answered, what is shown, and how text of users is."""
 
+import http.client
 import json
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import time
 from html.parser import HTMLParser
@@ -22,6 +24,15 @@ from tests.checkpoints import make_query, write_checkpoint
 from tests.ui.served import lease_of, serve
 
 # ---- who is answered
+
+
+def has_ipv6():
+    """Whether the loopback has an address of IPv6."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 PATHS = ("/", "/part", "/checkpoints/0", "/checkpoints/0/part", "/checkpoints/0/live",
@@ -278,3 +289,14 @@ def test_text_of_users_stays_text(tmp_path, seed):
         if status == 200:
             assert shlex.split(found["command"])[2:] == [str(root), f"{tmp_path}/{word}".strip()]
     lease.drop()
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
+def test_address_of_ipv6_is_listened_at(made):
+    """Catches an address that is shown as one to open, and cannot be listened at."""
+    with serve(made.path, "--host", "::1") as server:
+        assert server.address.startswith("http://[::1]:")
+        connection = http.client.HTTPConnection("::1", server.port, timeout=60)
+        connection.request("GET", f"/checkpoints/0?token={server.token}")
+        assert connection.getresponse().status == 200
+        connection.close()
