@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     Job: TypeAlias = "str | os.PathLike[str] | Callable[[], object]"
 
 _TRY = "try"
+_STDERR = 2
 
 
 def try_job(
@@ -100,13 +101,15 @@ def try_job(
 
     Raises:
         InvalidArgumentError: The job failed, or starts no query of the checkpoint (kind
-            trial-failed); no batch can be repeated; a promote was begun (kind
-            unfinished-operation); something else is in the directory of the trial, or a trial of
-            another checkpoint (kind checkpoint-exists); or a column to be ignored is nowhere.
+            trial-failed); no batch can be repeated; something else is in the directory of the
+            trial, or a trial of another checkpoint (kind checkpoint-exists); or a column to be
+            ignored is nowhere.
         IncompatibleError: The state is in checkpoint memory, elsewhere than in the checkpoint, or
             of another provider.
         InUseError: The trial is being promoted, dropped, or tried by another call.
-        NotFoundError, CorruptionError, FencedError, StorageError: As `Directory`.
+        NotFoundError: There is no checkpoint; or a promote of it was begun and not finished (kind
+            unfinished-operation).
+        CorruptionError, FencedError, StorageError: As `Directory`.
     """
     if batches < 1:
         raise InvalidArgumentError(
@@ -334,7 +337,11 @@ def _run_side(repeat: trying.Repeat, side: _Side, submit: tuple[str, ...]) -> No
         request, reply = Path(work, "request.json"), Path(work, "reply.json")
         request.write_text(trying.request_of(repeat))
         command = [*(submit or (sys.executable,)), trying.__file__, str(request), str(reply)]
-        done = subprocess.run([*command, os.fspath(side.job), *side.arguments], check=False)
+        done = subprocess.run(
+            [*command, os.fspath(side.job), *side.arguments],
+            stdout=_STDERR,  # what the job prints is no result of this process
+            check=False,
+        )
         answer = json.loads(reply.read_text()) if reply.exists() else None
     if answer is None or (done.returncode and not answer):
         raise InvalidArgumentError(

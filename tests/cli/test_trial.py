@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -151,3 +153,50 @@ def test_trial_of_another_checkpoint_is_left_as_it_is(
         try_job(other, never, trial=trial.uri)
 
     assert files_below(trial.uri) == before
+
+
+def _try(tmp_path: Path, job: str, *words: str) -> subprocess.CompletedProcess[str]:
+    ck, _ = tried(tmp_path)
+    (tmp_path / "job.py").write_text(job)
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "statestore.cli", "try", ck.uri, str(tmp_path / "job.py")),
+            *("--trial", str(tmp_path / "new"), *words),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_what_a_job_prints_is_no_result(tmp_path: Path) -> None:
+    """Catches JSON that no program can read, and a job whose words are lost."""
+    done = _try(tmp_path, "print('said by the job')", "--output", "json")
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "said by the job" in done.stderr
+
+
+def test_job_whose_threads_do_not_end_is_ended(tmp_path: Path) -> None:
+    """Catches a trial that is never over."""
+    job = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()"
+
+    done = _try(tmp_path, job)
+
+    assert "starts no query of the checkpoint" in done.stderr
+
+
+def test_what_cannot_work_is_refused_before_the_job_runs(
+    tmp_path: Path, made: tuple[Checkpoint, Trial]
+) -> None:
+    """Catches minutes of a trial that end in an error that was there from the first."""
+    ck, _ = made
+    (tmp_path / "job.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    words = ["try", ck.uri, str(tmp_path / "job.py"), "--trial", str(tmp_path / "new")]
+
+    status, text = run(*words, "--submit", "it's")
+    assert (status, "--submit" in text) == (2, True)
+    status, text = run(*words, "--to", str(tmp_path / "nowhere" / "page.html"))
+    assert (status, "the page cannot be written" in text) == (1, True)
+    assert not (tmp_path / "ran").exists()

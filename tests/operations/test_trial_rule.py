@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from collections import Counter
@@ -16,7 +17,7 @@ from statestore import Checkpoint
 from statestore.codec.column_family import ColumnFamily
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.trial.rule import Rule, compare_rows, compare_state
+from statestore.operations.trial.rule import Rule, compare_rows, compare_state, plain
 from statestore.testing.checkpoints import MadeCheckpoint
 from statestore.testing.stores import schema_of
 from tests.checkpoints import DEFAULT, WordStore, contents, write_checkpoint
@@ -249,3 +250,14 @@ def test_rows_of_state_are_counted(tmp_path):
 
     assert (found.num_old, found.num_new) == sizes
     assert found.num_different == abs(sizes[0] - sizes[1])
+
+
+def test_wide_rows_are_cut_in_what_is_kept_of_them():
+    """Catches a record of a trial that is too large to be read again."""
+    wide = {"text": "x" * 100_000, "bytes": b"y" * 100_000, "list": ["z" * 5_000] * 5_000}
+
+    assert len(json.dumps(plain(wide))) < 300_000
+    assert plain({"text": "short", "list": [1, 2.5, None, True]}) == {
+        "text": "short",
+        "list": [1, 2.5, None, True],
+    }

@@ -37,6 +37,8 @@ state with the columns `key` and `value`; says whether they count as equal."""
 SHOWN = 20
 """Rows that differ, of each comparison, that a report shows."""
 _MEMORY = "1GB"
+_MOST_TEXT, _MOST_ITEMS = 2_000, 100
+"""Characters of a text, and items of a list, that are kept of a row."""
 
 
 @dataclass(frozen=True)
@@ -296,13 +298,19 @@ def _type(kind: pa.DataType) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it; bytes in hexadecimal, what JSON does not have as text."""
+    """Return a value as JSON has it; bytes in hexadecimal, what JSON does not have as text.
+
+    Long texts and lists are cut: what is shown is kept in the record of the trial.
+    """
     if isinstance(value, dict):
         return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
+        return [plain(inner) for inner in value[:_MOST_ITEMS]] + ["…"] * (len(value) > _MOST_ITEMS)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, bytes):
-        return value.hex()
-    return value if isinstance(value, str | int | float | None) else str(value)
+        value = value[:_MOST_TEXT].hex()
+    if isinstance(value, int | float | None):
+        return value
+    text = str(value)
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}…"
