@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import posixpath
 import re
 import runpy
 import sys
@@ -37,11 +38,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from statestore.io.file_io import FileIO
 
 _SELF_DESCRIBING = ("parquet", "orc", "avro")
 _FILE_SINKS = (*_SELF_DESCRIBING, "csv", "json", "text")
+_PARTITION = re.compile(r"/([^/=]+)=[^/]*(?=/)")
+"""Name of a column in the path of a file."""
 _WHOLE = "_SUCCESS"
 """The file that Spark writes last."""
 _LOCATION = "checkpointlocation"
@@ -214,6 +218,8 @@ def _repeat_all(
             with open_checkpoint(repeat.place(repeat.branch)) as branch:
                 if branch.newest_version == batch:
                     raise _failed(f"batch {batch} was not repeated", repeat)
+        if not asked.format:
+            asked.format = str(frame.sparkSession.conf.get("spark.sql.sources.default")).lower()
         is_of_files = asked.format in _FILE_SINKS and asked.options.get("path")
         if repeat.old_rows is not None and is_of_files:
             _keep_old(repeat, frame, asked)
@@ -232,6 +238,9 @@ def _keep_old(repeat: Repeat, frame: DataFrame, asked: _Asked) -> None:
     """
     session = frame.sparkSession.newSession()
     session.conf.set("spark.sql.caseSensitive", "true")
+    session.conf.set("spark.sql.sources.partitionColumnTypeInference.enabled", "false")
+    zone = "spark.sql.session.timeZone"
+    session.conf.set(zone, str(frame.sparkSession.conf.get(zone)))
     place = repeat.place(f"{repeat.old_rows}")
     options = {name: value for name, value in asked.options.items() if name != _LOCATION}
     path = options.pop("path")
@@ -250,10 +259,112 @@ def _keep_old(repeat: Repeat, frame: DataFrame, asked: _Asked) -> None:
                 found[batch] = files
     for batch, files in found.items():
         reader = session.read.format(asked.format).options(**options).option("basePath", path)
-        if asked.format not in _SELF_DESCRIBING or not files:
-            reader = reader.schema(frame.schema)
-        rows = reader.load(files) if files else session.createDataFrame([], frame.schema)
+        if not files:
+            rows = session.createDataFrame([], frame.schema)
+        else:
+            top = f"/{posixpath.basename(path.rstrip('/'))}/"
+            below = (f"/{file.rpartition(top)[2]}" for file in files)
+            partitions = {name for file in below for name in _PARTITION.findall(file)}
+            if asked.format in ("csv", "json"):
+                schema = _old_schema(asked, reader, files, frame.schema, partitions)
+                rows = reader.schema(schema).load(files)
+            elif asked.format in _SELF_DESCRIBING:
+                rows = reader.load(files)
+                for field in frame.schema:
+                    if (
+                        field.name in partitions
+                    ):  # Spark has texts for them, in names of directories
+                        rows = rows.withColumn(field.name, rows[field.name].cast(field.dataType))
+            else:
+                rows = reader.schema(frame.schema).load(files)
         _write(rows, f"{hadoop_uri(f'{repeat.old_rows}')}/{batch}")
+
+
+def _old_schema(
+    asked: _Asked, reader: Any, files: list[str], new: StructType, partitions: set[str]
+) -> StructType:
+    """Return the schema by which text files of the old code are read, to be compared with the new.
+
+    It is the new one, so that values are equal where they are. What only the old has stands there
+    as well; and what the old wrote in another way has the type that is inferred from its text.
+    """
+    from pyspark.sql.types import StructField, StructType
+
+    is_json = asked.format == "json"
+    # In JSON a column that is always null need not be there.
+    inference = {"dropFieldIfAllNull": "true"} if is_json else {"inferSchema": "true"}
+    found = reader.options(**inference).load(files).schema
+    fields = [field for field in found if field.name not in partitions]
+    if is_json:
+        old = _merged(StructType(fields), StructType([f for f in new if f.name not in partitions]))
+    else:
+        names = [field.name for field in new if field.name not in partitions]
+        if asked.options.get("header", "").lower() != "true":
+            fields = [
+                StructField(name, field.dataType)
+                for name, field in zip(
+                    [*names, *(field.name for field in fields[len(names) :])], fields, strict=False
+                )
+            ]
+        known = {field.name: field for field in new}
+        old = StructType(
+            [
+                StructField(field.name, _merged(field.dataType, known[field.name].dataType, "text"))
+                if field.name in known
+                else field
+                for field in fields
+            ]
+        )
+    return StructType([*old, *(field for field in new if field.name in partitions)])
+
+
+def _merged(old: Any, new: Any, never: str = "") -> Any:
+    """Return the type by which a text is read that was written as one type, and now as another.
+
+    Args:
+        old: As it is inferred from the text.
+        new: Of the new code.
+        never: Kind of types of which the text says nothing.
+    """
+    from pyspark.sql.types import ArrayType, StructField, StructType
+
+    if isinstance(old, StructType) and isinstance(new, StructType):
+        known = {field.name: field.dataType for field in old}
+        both = [
+            StructField(field.name, _merged(known[field.name], field.dataType))
+            if field.name in known
+            else field
+            for field in new
+        ]
+        names = {field.name for field in new}
+        return StructType([*both, *(field for field in old if field.name not in names)])
+    if isinstance(old, ArrayType) and isinstance(new, ArrayType):
+        return ArrayType(_merged(old.elementType, new.elementType))
+    kinds = _kind(old), _kind(new)
+    is_otherwise = kinds == ("integer", "fraction") or (kinds[0] != "text" and kinds[1] == "text")
+    return old if is_otherwise and never not in kinds else new
+
+
+def _kind(of: Any) -> str:
+    """Return how values of a type are written in JSON and CSV."""
+    from pyspark.sql import types
+
+    match of:
+        case types.ByteType() | types.ShortType() | types.IntegerType() | types.LongType():
+            return "integer"
+        case types.DecimalType():
+            return "fraction" if of.scale else "integer"
+        case types.FloatType() | types.DoubleType():
+            return "fraction"
+        case types.BooleanType():
+            return "boolean"
+        case types.ArrayType() | types.StructType() | types.MapType():
+            return "nested"
+        case types.VariantType():
+            return "any"
+        case types.UserDefinedType():
+            return _kind(of.sqlType())
+    return "text"
 
 
 class _SinkLog:
@@ -303,7 +414,16 @@ def _starts(take: Callable[[Any, _Asked, Callable[[Any], Any]], None]) -> Iterat
     before = {
         name: getattr(DataStreamWriter, name)
         for name in (
-            *("format", "option", "options", "outputMode", "queryName", "trigger"),
+            *(
+                "foreach",
+                "foreachBatch",
+                "format",
+                "option",
+                "options",
+                "outputMode",
+                "queryName",
+                "trigger",
+            ),
             *("start", "toTable"),
         )
     }
@@ -317,6 +437,8 @@ def _starts(take: Callable[[Any, _Asked, Callable[[Any], Any]], None]) -> Iterat
         match name:
             case "format":
                 asked.format = str(values[0]).lower()
+            case "foreach" | "foreachBatch":
+                asked.format = name
             case "outputMode":
                 asked.output_mode = values[0]
             case "queryName":

@@ -317,3 +317,102 @@ def test_old_rows_that_were_not_kept_whole_are_kept_again(
         try_job(lane.checkpoint, broken, batches=4)
     with pytest.raises(InvalidArgumentError, match="not at the point to be promoted"):
         Trial(f"{lane.checkpoint}-trial").promote(accept=True)
+
+
+class WrittenOtherwise(FileSunk):
+    """One whose sink is asked for in another way.
+
+    Attributes:
+        ask: Says on a writer how.
+    """
+
+    def __init__(self, spark: SparkSession, root: Path, ask: Callable[[Any], Any]) -> None:
+        super().__init__(spark, root)
+        self.ask = ask
+
+    def _keep_rows(self, frame: DataFrame) -> Any:
+        return self.ask(frame.writeStream).option("path", str(self.output))
+
+
+def _first(*columns: str) -> Callable[[DataFrame], DataFrame]:
+    return lambda events: events.dropDuplicates(["key"]).selectExpr("key", *columns)
+
+
+OTHERWISE = {
+    "json-drops": ("json", {}, ["value", "value + 1 AS more"], ["value"], "more: only the old"),
+    "json-retypes": (
+        "json",
+        {},
+        ["value"],
+        ["double(value) AS value"],
+        "value: int64 became double",
+    ),
+    "json-as-text": (
+        "json",
+        {},
+        ["value"],
+        ["string(value) AS value"],
+        "value: int64 became string",
+    ),
+    "json-within": (
+        "json",
+        {},
+        ["struct(value, key AS of) AS s"],
+        ["struct(value) AS s"],
+        "s: struct<value: int64, of: string> became struct<value: int64>",
+    ),
+    "csv-drops": ("csv", {}, ["value", "value + 1 AS more"], ["value"], "only the old"),
+    "csv-retypes": ("csv", {}, ["value"], ["double(value) AS value"], "became double"),
+    "csv-by-name": (
+        "csv",
+        {"header": "true"},
+        ["value + 1 AS more", "value"],
+        ["value"],
+        "more: only the old",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_column_that_is_dropped_or_has_another_type_differs_in_a_text(
+    spark: SparkSession, tmp_path: Path, name: str
+) -> None:
+    """Catches rows of the old that are read as the new has them, and then called equal."""
+    kind, options, old, new, said = OTHERWISE[name]
+    ask = lambda writer: writer.format(kind).options(**options)  # noqa: E731
+    lane = WrittenOtherwise(spark, tmp_path / "query", ask)
+    lane.query = single("tried", "append", _first(*old), [])
+    lane.run(*of_new_keys(0, 3))
+
+    same = try_job(lane.checkpoint, lane.start, batches=1)
+    assert same.is_same, str(same)
+    assert not any(one.why for one in same.result.compared)
+    lane.query = single("tried", "append", _first(*new), [])
+    trial = try_job(lane.checkpoint, lane.start, batches=1)
+
+    assert not trial.is_same
+    (batch,) = (one for one in trial.result.compared if one.of == "batch 2")
+    assert any(said in column for column in batch.columns), batch.columns
+
+
+@pytest.mark.parametrize("kind", ["parquet", "default", "csv"])
+def test_partitioned_sink_and_that_of_the_default_format_are_compared(
+    spark: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    """Catches a type that is guessed from a name of a directory, and a sink that is passed over."""
+
+    def ask(writer: Any) -> Any:
+        writer = writer if kind == "default" else writer.format(kind)
+        return writer.partitionBy("day", "number")
+
+    columns = ["value", "'2024-01-31' AS day", "value AS number"]
+    lane = WrittenOtherwise(spark, tmp_path / "query", ask)
+    lane.query = single("tried", "append", _first(*columns), [])
+    lane.run(*of_new_keys(0, 3))
+
+    trial = try_job(lane.checkpoint, lane.start, batches=1)
+
+    assert trial.is_same, str(trial)
+    assert not any(one.why for one in trial.result.compared)
+    lane.query = single("tried", "append", _first("value + 1 AS value", *columns[1:]), [])
+    assert not try_job(lane.checkpoint, lane.start, batches=1).is_same
