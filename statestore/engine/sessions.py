@@ -116,6 +116,9 @@ class Sessions:
             (self._open if session.providers else self._closed)[key] = session
             if made is not session:  # another call was first
                 self._rocksdb_directories.discard(made.versions.local_directory)
+            elif made is known and made.versions.local_directory:
+                # It may have been forgotten meanwhile, and its directory with it.
+                self._rocksdb_directories.add(made.versions.local_directory)
         return session
 
     def close(self, request: Request) -> None:

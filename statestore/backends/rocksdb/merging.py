@@ -300,22 +300,17 @@ def _publish(
     except FencedError:
         # An engine that died, or another one, was first. Trailers may name its file already, so it
         # must stay, unless it is damaged.
-        existing = _read_existing(location, name)
-        if existing is not None:
+        try:
+            existing = read_trailer(location, name)
+            open_sst(location, existing.ref)
+        except CorruptionError:
+            location.io.publish(body.path, path, sync=sync, overwrite=True)
+        except NotFoundError:  # it is gone meanwhile: what comes now may be another one's
+            location.io.publish(body.path, path, sync=sync, overwrite=False)
+        else:
             # A snapshot replaces all files of its version, whatever it was made of.
             is_same = is_whole and existing.trailer.parent == of.version_ref
             if existing.trailer.files != sources and not is_same:
                 raise
             return existing
-        location.io.publish(body.path, path, sync=sync, overwrite=True)
     return PublishedFile(make_ref(name, trailer, size), trailer)
-
-
-def _read_existing(location: StoreLocation, name: str) -> PublishedFile | None:
-    """Return a merged file that is there, None where it is damaged or gone."""
-    try:
-        existing = read_trailer(location, name)
-        open_sst(location, existing.ref)
-        return existing
-    except (CorruptionError, NotFoundError):
-        return None
