@@ -52,6 +52,7 @@ def test_every_executor_is_a_row_with_its_checks(tmp_path: Path) -> None:
     result = doctor(
         f"--jars {find_jar()} {provider} {python}",
         f"--storage={storage}",
+        "--storage-option=s3.accessKey=somebody",
         f"--storage-option=s3.secretKey={secret}",
         "--output=json",
     )
