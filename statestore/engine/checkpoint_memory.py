@@ -12,16 +12,16 @@ import sys
 from collections.abc import Callable
 
 from statestore.engine.process import Handshake, run_process
-from statestore.io.checkpoint_memory import DriverMemoryServer
+from statestore.io.checkpoint_memory import CheckpointMemoryServer
 from statestore.io.memory import MemoryFileIO
 
-_servers: list[DriverMemoryServer] = []
+_servers: list[CheckpointMemoryServer] = []
 """Keeps the server alive while the main thread waits."""
 
 
 def serve(handshake: Handshake) -> tuple[int, Callable[[], bool]]:
     """Serve an empty memory on any free port of the address; return the port and a call to end."""
-    server = DriverMemoryServer(sys.argv[1], handshake.token, MemoryFileIO(handshake.scratch))
+    server = CheckpointMemoryServer(sys.argv[1], handshake.token, MemoryFileIO(handshake.scratch))
     _servers.append(server)
     return server.port, lambda: True
 

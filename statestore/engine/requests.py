@@ -17,7 +17,7 @@ from statestore.core.errors import IncompatibleError, InvalidArgumentError, Prot
 from statestore.core.ids import is_checkpoint_id
 from statestore.core.json_fields import Fields, MalformedError
 from statestore.core.options import StateStoreOptions
-from statestore.io.checkpoint_memory_address import DriverMemoryAddress
+from statestore.io.checkpoint_memory_address import CheckpointMemoryAddress
 
 T = TypeVar("T", int, str, bool, dict[str, Any], list[Any])
 
@@ -94,12 +94,12 @@ class Request:
         """Return the query run of the call, empty where no query runs."""
         return self.child("store").get_or("run", str, "")
 
-    def memory(self) -> DriverMemoryAddress | None:
+    def memory(self) -> CheckpointMemoryAddress | None:
         """Return the address of the driver's memory, None where the call has none."""
         if self.child("store").get_optional("memory", dict) is None:
             return None
         fields = self.child("store").child("memory")
-        return DriverMemoryAddress(
+        return CheckpointMemoryAddress(
             fields.get("host", str), fields.get("port", int), fields.get("token", str)
         )
 

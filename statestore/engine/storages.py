@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from statestore.core.clock import Clock
     from statestore.core.options import StateStoreOptions
     from statestore.engine.requests import Request
-    from statestore.io.checkpoint_memory_address import DriverMemoryAddress
+    from statestore.io.checkpoint_memory_address import CheckpointMemoryAddress
     from statestore.io.file_io import FileIO
     from statestore.io.hadoop import HadoopFiles
 
@@ -71,7 +71,7 @@ class Storages:
         self._local = io or LocalFileIO(clock=clock)
         self._lock = threading.Lock()
         self._hadoop = hadoop
-        self._memory: tuple[DriverMemoryAddress, FileIO] | None = None
+        self._memory: tuple[CheckpointMemoryAddress, FileIO] | None = None
         self._cache: FetchCache | None = None
         self._s3: dict[S3Settings, FileIO] = {}
         self._hadoop_ios: dict[tuple[str, str], FileIO] = {}
@@ -201,7 +201,7 @@ class Storages:
     def _locate_in_memory(self, request: Request, home: StoreLocation) -> StoreLocation:
         """Return the location, in the driver's memory, of the store with this home."""
         # Imported here because no other backend needs it.
-        from statestore.io.checkpoint_memory import DriverMemoryFileIO
+        from statestore.io.checkpoint_memory import CheckpointMemoryFileIO
 
         address = request.memory()
         if address is None:
@@ -221,7 +221,7 @@ class Storages:
         with self._lock:
             cache = self._shared_cache(request.options().fetch_cache_bytes)
             if self._memory is None or self._memory[0] != address:
-                self._memory = address, DriverMemoryFileIO(address, cache)
+                self._memory = address, CheckpointMemoryFileIO(address, cache)
             io = self._memory[1]
         return self._counted(StoreLocation(io, home.root, home.store, commits=home.commits))
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from statestore.core.errors import StateStoreError, StorageError
-from statestore.io.checkpoint_memory_address import DriverMemoryAddress
+from statestore.io.checkpoint_memory_address import CheckpointMemoryAddress
 from statestore.io.file_io import FileInfo, existing_file, missing_file
 from statestore.io.local import named_errors
 from statestore.io.memory import MemoryFileIO
@@ -41,7 +41,7 @@ _REFUSALS: dict[str, Callable[[str], StateStoreError]] = {
 }
 
 
-class DriverMemoryServer(flight.FlightServerBase):
+class CheckpointMemoryServer(flight.FlightServerBase):
     """Serves the files of a MemoryFileIO from the moment it is made.
 
     Args:
@@ -112,7 +112,7 @@ class DriverMemoryServer(flight.FlightServerBase):
         raise flight.FlightServerError(f"no such action: type={action.type}")
 
 
-class DriverMemoryFileIO:
+class CheckpointMemoryFileIO:
     """FileIO of the files in checkpoint memory.
 
     Args:
@@ -122,7 +122,7 @@ class DriverMemoryFileIO:
     """
 
     def __init__(
-        self, address: DriverMemoryAddress, cache: FetchCache, timeout_s: float = CALL_TIMEOUT_S
+        self, address: CheckpointMemoryAddress, cache: FetchCache, timeout_s: float = CALL_TIMEOUT_S
     ) -> None:
         self._address = address
         self._cache = cache

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class DriverMemoryAddress:
+class CheckpointMemoryAddress:
     """The address of checkpoint memory.
 
     Attributes:

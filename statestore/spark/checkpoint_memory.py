@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from statestore.core.options import StateStoreOptions
-from statestore.io.checkpoint_memory import DriverMemoryFileIO
-from statestore.io.checkpoint_memory_address import DriverMemoryAddress
+from statestore.io.checkpoint_memory import CheckpointMemoryFileIO
+from statestore.io.checkpoint_memory_address import CheckpointMemoryAddress
 from statestore.io.fetch_cache import FetchCache
 from statestore.spark.connect import require_driver
 
@@ -46,7 +46,7 @@ def checkpoint_memory(spark: SparkSession) -> Iterator[FileIO]:
     # A Scala object of the shim, which runs in the driver's JVM.
     found = spark._jvm.io.statestore.engine.CheckpointMemory.address(package)  # type: ignore[union-attr]  # noqa: SLF001
     fields = json.loads(found.toString())
-    address = DriverMemoryAddress(fields["host"], fields["port"], fields["token"])
+    address = CheckpointMemoryAddress(fields["host"], fields["port"], fields["token"])
     with tempfile.TemporaryDirectory(prefix="statestore-memory-") as cache_directory:
         cache = FetchCache(cache_directory, StateStoreOptions().fetch_cache_bytes)
-        yield DriverMemoryFileIO(address, cache)
+        yield CheckpointMemoryFileIO(address, cache)

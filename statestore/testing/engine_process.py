@@ -9,7 +9,7 @@ from pathlib import Path
 from statestore.core.version import __version__
 from statestore.engine import PROTOCOL_VERSION, client
 from statestore.engine.client import EngineGoneError, EngineRefusedError
-from statestore.io.checkpoint_memory_address import DriverMemoryAddress
+from statestore.io.checkpoint_memory_address import CheckpointMemoryAddress
 
 __all__ = [
     "TOKEN",
@@ -59,9 +59,9 @@ class CheckpointMemory(EngineProcess):
         super().__init__(scratch_directory, command=("-m", module, "127.0.0.1"))
 
     @property
-    def address(self) -> DriverMemoryAddress:
+    def address(self) -> CheckpointMemoryAddress:
         """Where it is served."""
-        return DriverMemoryAddress("127.0.0.1", self.ready["port"], TOKEN)
+        return CheckpointMemoryAddress("127.0.0.1", self.ready["port"], TOKEN)
 
 
 class EngineConnection(client.EngineConnection):

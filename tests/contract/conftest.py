@@ -9,7 +9,7 @@ from statestore.codec.sealed_file import SealedFile
 from statestore.core.clock import ManualClock
 from statestore.core.ids import RandomIds
 from statestore.core.options import StateStoreOptions
-from statestore.io.checkpoint_memory import DriverMemoryFileIO
+from statestore.io.checkpoint_memory import CheckpointMemoryFileIO
 from statestore.io.fetch_cache import FetchCache
 from statestore.io.file_io import FileIO
 from statestore.io.local import LocalFileIO
@@ -107,7 +107,7 @@ def bench(request, tmp_path):
         io = MemoryFileIO(str(cache), clock)
     elif request.param.endswith("driver"):
         address = request.getfixturevalue("driver_memory").address
-        io = DriverMemoryFileIO(address, FetchCache(str(cache), 0))
+        io = CheckpointMemoryFileIO(address, FetchCache(str(cache), 0))
     else:
         io = S3FileIO(str(cache), request.getfixturevalue("s3_server").settings())
         root = f"/{request.getfixturevalue('bucket')}/checkpoint"

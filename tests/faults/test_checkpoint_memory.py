@@ -13,8 +13,8 @@ from pyarrow import flight
 from statestore.codec.rows import PUT, Row
 from statestore.core.errors import FencedError, NotFoundError, StorageError
 from statestore.engine.service import EngineService
-from statestore.io.checkpoint_memory import SLICE_BYTES, DriverMemoryFileIO
-from statestore.io.checkpoint_memory_address import DriverMemoryAddress
+from statestore.io.checkpoint_memory import SLICE_BYTES, CheckpointMemoryFileIO
+from statestore.io.checkpoint_memory_address import CheckpointMemoryAddress
 from statestore.io.fetch_cache import FetchCache
 from statestore.testing.deltas import write_stream
 from statestore.testing.engine_process import CheckpointMemory
@@ -43,7 +43,7 @@ def open_memory(tmp_path):
 
     def open_at(address):
         (tmp_path / "cache").mkdir(exist_ok=True)
-        return DriverMemoryFileIO(address, FetchCache(str(tmp_path / "cache"), 0))
+        return CheckpointMemoryFileIO(address, FetchCache(str(tmp_path / "cache"), 0))
 
     return open_at
 
@@ -213,7 +213,7 @@ def test_nothing_is_served_without_the_token(start_memory, open_memory):
     """Catches state that everybody on the driver's network can read or replace."""
     address = start_memory().address
     open_memory(address).write("/ck/1", b"state", sync=True, overwrite=True)
-    wrong = open_memory(DriverMemoryAddress(address.host, address.port, "0" * 64))
+    wrong = open_memory(CheckpointMemoryAddress(address.host, address.port, "0" * 64))
 
     for call in (
         lambda: wrong.list("/ck"),

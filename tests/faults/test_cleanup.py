@@ -12,7 +12,7 @@ from statestore.codec.references import StoreName
 from statestore.core.clock import SystemClock
 from statestore.core.errors import StorageError
 from statestore.core.options import StateStoreOptions
-from statestore.io.checkpoint_memory import DriverMemoryFileIO
+from statestore.io.checkpoint_memory import CheckpointMemoryFileIO
 from statestore.io.fetch_cache import FetchCache
 from statestore.io.local import LocalFileIO
 from statestore.io.memory import MemoryFileIO
@@ -54,7 +54,7 @@ def place(request, tmp_path):
         yield MemoryFileIO(str(tmp_path)), "/ck"
     elif request.param == "driver":
         with CheckpointMemory(str(tmp_path / "memory")) as memory:
-            yield DriverMemoryFileIO(memory.address, FetchCache(str(tmp_path), 0)), "/ck"
+            yield CheckpointMemoryFileIO(memory.address, FetchCache(str(tmp_path), 0)), "/ck"
     else:
         server, bucket = (request.getfixturevalue(name) for name in ("s3_server", "bucket"))
         yield S3FileIO(str(tmp_path), server.settings()), f"/{bucket}/ck"

@@ -19,8 +19,8 @@ from statestore.checkpoint.load import load_files
 from statestore.checkpoint.trailers import read_delta_trailer
 from statestore.codec.references import StoreName
 from statestore.core.errors import NotFoundError
-from statestore.io.checkpoint_memory import DriverMemoryFileIO
-from statestore.io.checkpoint_memory_address import DriverMemoryAddress
+from statestore.io.checkpoint_memory import CheckpointMemoryFileIO
+from statestore.io.checkpoint_memory_address import CheckpointMemoryAddress
 from statestore.io.fetch_cache import FetchCache
 from statestore.store.table import Table
 
@@ -47,17 +47,17 @@ EMPTY = {f"{STATE_STORE}.heap.onDriverLoss": "empty"}
 
 
 @pytest.fixture
-def memory(spark: SparkSession, tmp_path: Path) -> Callable[[], DriverMemoryFileIO]:
+def memory(spark: SparkSession, tmp_path: Path) -> Callable[[], CheckpointMemoryFileIO]:
     """Returns a function that opens the memory of the shared application's driver."""
 
-    def open_memory() -> DriverMemoryFileIO:
+    def open_memory() -> CheckpointMemoryFileIO:
         address = spark._jvm.io.statestore.engine.CheckpointMemory.address("embedded")
         cache = tmp_path / "cache"
         cache.mkdir(exist_ok=True)
         fields = (address.get(name) for name in ("host", "port", "token"))
         host, port, token = (field.asText() for field in fields)
-        address = DriverMemoryAddress(host, int(port), token)
-        return DriverMemoryFileIO(address, FetchCache(str(cache), 0))
+        address = CheckpointMemoryAddress(host, int(port), token)
+        return CheckpointMemoryFileIO(address, FetchCache(str(cache), 0))
 
     return open_memory
 
@@ -75,7 +75,7 @@ def _refusal(lane: Lane) -> str:
     return text
 
 
-def _location(io: DriverMemoryFileIO, lane: Lane, partition: int) -> StoreLocation:
+def _location(io: CheckpointMemoryFileIO, lane: Lane, partition: int) -> StoreLocation:
     return StoreLocation(io, str(lane.checkpoint / "state"), StoreName(0, partition))
 
 
@@ -90,7 +90,7 @@ def _num_batches(lane: Lane) -> int:
 
 
 def test_state_may_grow_to_the_limit_and_not_beyond(
-    make_lane: MakeLane, memory: Callable[[], DriverMemoryFileIO]
+    make_lane: MakeLane, memory: Callable[[], CheckpointMemoryFileIO]
 ) -> None:
     """Catches a size that drifts from what the state holds, over updates, evictions and loads, and
     a refused commit that takes the version before with it.
@@ -165,7 +165,7 @@ def test_new_query_runs_after_the_memory_was_killed(make_lane: MakeLane) -> None
 
 @pytest.mark.needs("unload-on-commit")
 def test_memory_keeps_what_is_retained_only(
-    make_lane: MakeLane, memory: Callable[[], DriverMemoryFileIO]
+    make_lane: MakeLane, memory: Callable[[], CheckpointMemoryFileIO]
 ) -> None:
     """Catches a driver that fills up: no snapshot, or nothing deleted."""
     conf = {
