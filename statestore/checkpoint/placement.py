@@ -55,6 +55,10 @@ class Placement:
     storage: str
     id: str
 
+    def directory(self, path: str) -> str:
+        """Return that directory; `path` is the one that checkpoints share, as its storage says."""
+        return f"{path.rstrip('/')}/{self.id}"
+
 
 def read_placement(io: FileIO, root: str) -> Placement | None:
     """Return the placement of a checkpoint, None if its state is in its own directory.
@@ -189,7 +193,7 @@ def make_placement(
         CorruptionError, IncompatibleError, StorageError: As `read_placement`.
     """
     made = Placement(absolute_uri(uri), RandomIds().new_id())
-    owner = f"{path}/{made.id}/{OWNER_NAME}"
+    owner = f"{made.directory(path)}/{OWNER_NAME}"
     # First, since a checkpoint bound to a storage that refuses its writes could not be started.
     io.make_directory(posixpath.dirname(owner))
     io.write(owner, _encode({"checkpoint": home_uri}), sync=sync, overwrite=False)

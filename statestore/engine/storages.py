@@ -103,7 +103,7 @@ class Storages:
             return home
         _check_same(placement, home, options)
         io, path = self._open(placement.storage, request, options)
-        return self._counted(replace(home, io=io, root=f"{path}/{placement.id}"))
+        return self._counted(replace(home, io=io, root=placement.directory(path)))
 
     def home(self, request: Request) -> StoreLocation:
         """Return the location of a call's store in its checkpoint's own directory."""
@@ -137,7 +137,7 @@ class Storages:
         if placement is None:
             return None
         io, path = self._open(placement.storage, request, request.options())
-        return self._of_leases(io), f"{path}/{placement.id}"
+        return self._of_leases(io), placement.directory(path)
 
     def claim(self, request: Request) -> None:
         """Prepare the first commit of a store with its state outside of its checkpoint.

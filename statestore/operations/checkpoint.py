@@ -93,7 +93,7 @@ def open_checkpoint(place: Place, below: str | None = None) -> Iterator[OpenChec
             )
         if placement is not None:
             state_io, storage = place.open_other(placement.storage, fetched_state)
-            state_root = f"{storage}/{placement.id}"
+            state_root = placement.directory(storage)
         checkpoint = OpenCheckpoint(
             uri, io, path, place, state_io, state_root, scratch_directory, query_id=query_id
         )

@@ -236,7 +236,7 @@ class Copy(Generic[Told]):
             home = StoreLocation(target.io, root, StoreName(0, 0))
             sync = place.options.fsync_enabled
             made = make_placement(home, place.state_uri, tree, path, self.state_uri, sync=sync)
-            io, root = tree, f"{path}/{made.id}"
+            io, root = tree, made.directory(path)
         work = work_in(target.scratch_directory, place.options, target.clock)
         work.form(BODIES[self.backend])
         return NewState(

@@ -101,7 +101,7 @@ def open_store(
         placement = read_placement(io, root)
         if placement is not None:
             io, path = place.open_other(placement.storage, scratch_directory)
-            root = f"{path}/{placement.id}"
+            root = placement.directory(path)
         location = StoreLocation(io, root, store_name, commits=commits)
         files = [parse_state_file_name(info.name) for info in io.list(location.directory)]
         deltas = [file for file in files if file is not None and file.kind == "delta"]
