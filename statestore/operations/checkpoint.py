@@ -360,7 +360,8 @@ class OpenCheckpoint(QueryLogs):
                 driver-lost).
         """
         if self.backend not in IN_DRIVER_MEMORY:
-            return StoreLocation(self.guard.over(self.state_io), self.state_root, store, self.body)
+            io = self.guard.over(self.state_io)
+            return StoreLocation(io, self.state_root, store, self.body, self.commits)
         if self.memory is None:
             raise NotFoundError(
                 "the checkpoint's state is in the memory of the query's driver",
