@@ -39,6 +39,7 @@ from statestore.operations.upkeep.retained_savepoints import Retention, retain_s
 from statestore.operations.upkeep.survey import VersionInfo, describe, list_versions
 from statestore.operations.upkeep.verify import verify
 from statestore.operations.writing.decide import decide_edit, decide_rows
+from statestore.operations.writing.shape import merges_zeros
 from statestore.spark.convert import open_conversion
 from statestore.store.store import open_store
 
@@ -814,10 +815,10 @@ class Checkpoint(Directory):
             NotFoundError: No row of the keys is there (kind keys-not-found).
             StorageError: The certificate cannot be written, before which nothing is changed.
         """
-        wanted = Wanted(where, keys)
         to = None if certificate is None else CertificateFile(certificate)
         with self._reach.checkpoint() as checkpoint:
             progress = progress or no_progress
+            wanted = Wanted(where, keys, merges_zeros=merges_zeros(checkpoint.operator(operator)))
             forget = Forgetting(checkpoint, operator, wanted, all_rows, to, progress)
             return forget.result if dry_run else forget.run(progress)
 
@@ -845,7 +846,8 @@ class Checkpoint(Directory):
         """
         is_of = None if certificate is None else CertificateFile(certificate).is_of
         with self._reach.checkpoint() as checkpoint:
-            return search(checkpoint, operator, Wanted(keys=keys), is_of)
+            wanted = Wanted(keys=keys, merges_zeros=merges_zeros(checkpoint.operator(operator)))
+            return search(checkpoint, operator, wanted, is_of)
 
     def savepoint(
         self,

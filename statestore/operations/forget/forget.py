@@ -146,7 +146,7 @@ class Forgetting:
         if not self.found and self._begun is not None:
             # An earlier call has made the version: what it has left is deleted.
             version, written = self._begun.version, ()
-            files = [file for file in files if _version_of(file) < version]
+            files, _ = self._left_of(version)
         removed = [file for file in files if file.is_state]
         found = sorted(self._keys_found)[:_MOST_KEYS_SHOWN]
         return Forget(
@@ -178,16 +178,15 @@ class Forgetting:
         Guarantee and errors as `Checkpoint.forget`.
         """
         result, certificate = self.result, self._described()
-        if self.found:
-            self._require_no_pins()
+        self._require_no_pins(None if self.found else certificate.version)
         options = {
             "operator": self.operator,
             "num_keys": certificate.num_keys,
             "all_rows": self.all_rows,
         }
         with step(self.checkpoint, "forget", **options) as one:
-            one.to_version = certificate.version
             if self.found:
+                one.to_version = certificate.version
                 certificate = self._committed(one, certificate, progress)
             else:
                 certificate = self._finished(certificate)
@@ -217,9 +216,12 @@ class Forgetting:
         listed = self._files()
         written = tuple(_record(file) for file in listed if file.path in own)
         batch = self._batch
+        # A call that goes on cannot tell them from those of a query that has run since.
+        later = [file for file in listed if not _is_up_to(file.info.name, batch.batch + 1)]
+        self._delete(later)
         step.commit(batch.batch, "forget", made, is_begun=batch.is_begun)
         step.mark_forgotten(batch.batch)
-        self._delete([file for file in listed if file.path not in own])
+        self._delete([file for file in listed if file.path not in own and file not in later])
         return replace(certificate, written=written)
 
     def _is_to_be_completed(self) -> bool:
@@ -232,11 +234,15 @@ class Forgetting:
 
     def _finished(self, certificate: Certificate) -> Certificate:
         """Delete what an earlier call has left of the files before its version."""
-        version = certificate.version
-        files = [file for file in self._files() if _version_of(file) <= version]
-        made = [file for file in files if _version_of(file) == version]
-        self._delete([file for file in files if file not in made])
+        files, made = self._left_of(certificate.version)
+        self._delete(files)
         return replace(certificate, written=tuple(map(_record, made)))
+
+    def _left_of(self, version: int) -> tuple[list[StoreFile], list[StoreFile]]:
+        """Return what an earlier call that made a version is yet to delete, and the version."""
+        there = [file for file in self._files() if _is_up_to(file.info.name, version)]
+        made = [file for file in there if _version_of(file) == version]
+        return [file for file in there if file not in made], made
 
     def _put(self, certificate: Certificate) -> None:
         if self.certificate is not None:
@@ -285,15 +291,12 @@ class Forgetting:
         return store.operator == self.operator
 
     def _files(self) -> list[StoreFile]:
-        """Return the operator's files to delete, oldest version first, references last.
+        """Return the operator's files, oldest version first, references last.
 
-        None of a version after the one that is made.
+        Those of later versions than the one that is made are of versions that were taken back.
         """
         files = files_of_operator(self.checkpoint, self.operator)
-        return sorted(
-            (file for file in files if _is_deleted(file.info.name, self._batch.batch + 1)),
-            key=_order,
-        )
+        return sorted((file for file in files if _is_up_to(file.info.name, None)), key=_order)
 
     def _delete(self, files: list[StoreFile]) -> None:
         """Delete files, of each store the oldest version first: what is left are its newest ones.
@@ -308,7 +311,8 @@ class Forgetting:
             for batch in delete_batches(names):
                 location.io.delete_files(location.directory, batch)
 
-    def _require_no_pins(self) -> None:
+    def _require_no_pins(self, most: int | None) -> None:
+        """Check that nobody reads files that are to be deleted: up to a version, or all."""
         checkpoint = self.checkpoint
         version = self._version.version
         for store in filter(self._is_own, self._version.heads):
@@ -316,7 +320,7 @@ class Forgetting:
             files = [
                 info
                 for info in location.io.list(location.directory)
-                if parse_pin_name(info.name) is not None
+                if parse_pin_name(info.name) is not None and _is_up_to(info.name, most)
             ]
             _, expired = oldest_to_retain(version, version, files, checkpoint.clock.now_ms())
             if len(expired) < len(files):
@@ -357,13 +361,13 @@ class Forgetting:
             yield pick(batch, stays)
 
 
-def _is_deleted(name: str, version: int) -> bool:
-    """Tell whether a file of the operator is deleted so that a version is its only one."""
+def _is_up_to(name: str, version: int | None) -> bool:
+    """Tell whether a file is of a version up to this one, None for any; or is temporary."""
     state = parse_state_file_name(name)
     ref = parse_rescale_ref_name(name)
     pinned = parse_pin_name(name)
     of = state.version if state else ref.version if ref else pinned
-    return is_temporary(name) if of is None else of <= version
+    return is_temporary(name) if of is None else version is None or of <= version
 
 
 def _version_of(file: StoreFile) -> int:

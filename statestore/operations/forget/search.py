@@ -178,7 +178,10 @@ def search(
     """
     for file in files_of_operator(checkpoint, operator):
         if file.is_state:
-            trailer = read_trailer(file.location, file.info.name).trailer
+            try:
+                trailer = read_trailer(file.location, file.info.name).trailer
+            except (CorruptionError, IncompatibleError):
+                continue  # the search gives the reason
             wanted.prepare(file.location.store.name, trailer)
     is_of_keys = None if certificate is None else certificate(wanted)
     found = _Search(checkpoint, operator, wanted).run()

@@ -125,7 +125,7 @@ def _text(value: Any) -> bytes:
         return value
     if isinstance(value, bool):
         return b"true" if value else b"false"
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and value.is_integer() and str(value) != "-0.0":
         value = int(value)
     if isinstance(value, Decimal):
         return _decimal_text(value)

@@ -40,6 +40,7 @@ class Wanted:
         where: A condition in SQL over the columns of the grouping key; None where keys are given.
         keys: Grouping keys as Arrow data, or a `pathlib.Path` of a file: columns `key.NAME` or a
             struct `key`; None with `where`. What can be read once only is read here.
+        merges_zeros: Whether 0.0 and -0.0 are one key to the operator.
 
     Attributes:
         encoded: Grouping keys that are given, as bytes; of a condition none.
@@ -49,7 +50,9 @@ class Wanted:
         InvalidArgumentError: Not one of the two is given, or no key.
     """
 
-    def __init__(self, where: str | None = None, keys: Any = None) -> None:
+    def __init__(
+        self, where: str | None = None, keys: Any = None, *, merges_zeros: bool = True
+    ) -> None:
         if (where is None) == (keys is None):
             raise InvalidArgumentError(
                 "which keys are meant is not said in one way",
@@ -60,6 +63,7 @@ class Wanted:
         self.where = where
         self.encoded: set[bytes] = set()
         self.grouping: ColumnFamily | None = None
+        self._merges_zeros = merges_zeros
         self._condition = None if where is None else Condition(where)
         self._given = None if keys is None else kept(keys)
         self._encoded_for: set[str | None] = set()
@@ -124,14 +128,15 @@ class Wanted:
     def _prepare(self, store: str, grouping: ColumnFamily) -> None:
         self.grouping = self.grouping or grouping
         if self._given is not None and grouping.key_schema not in self._encoded_for:
-            table = read_given(self._given, store, grouping, has_values=False)
+            zeros = self._merges_zeros
+            table = read_given(self._given, store, grouping, has_values=False, merges_zeros=zeros)
             if not table.num_rows:
                 raise InvalidArgumentError(
                     "no key is given",
                     num_keys=0,
                     to_fix="give the keys that are to be forgotten",
                 )
-            for encoded in FamilyColumns(store, grouping).keys(table.to_batches()):
+            for encoded in FamilyColumns(store, grouping, zeros).keys(table.to_batches()):
                 given: list[Any] = encoded.to_pylist()
                 self.encoded.update(given)
             self._encoded_for.add(grouping.key_schema)

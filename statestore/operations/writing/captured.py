@@ -14,7 +14,7 @@ from statestore.core.errors import InvalidArgumentError
 from statestore.core.key_groups import resolve_max_parallelism
 from statestore.operations.batches import with_late_watermark, with_next_watermark
 from statestore.operations.committed_version import CommittedVersion, spark_files_of
-from statestore.operations.writing.shape import MERGE_ZEROS, StoreShape
+from statestore.operations.writing.shape import StoreShape, merges_zeros
 from statestore.spark_files.schemas import read_schemas
 
 if TYPE_CHECKING:
@@ -135,8 +135,7 @@ def _shape(
     )
     is_keyed = any(partition_key_columns(store.name, family) for family in families)
     num_states = num_partitions if is_keyed else 1
-    zeros = operator.name in MERGE_ZEROS
-    return StoreShape(operator.id, store.name, new, num_states, (), zeros)
+    return StoreShape(operator.id, store.name, new, num_states, (), merges_zeros(operator))
 
 
 def _families(

@@ -19,13 +19,18 @@ if TYPE_CHECKING:
     from statestore.operations.addresses import Address
     from statestore.operations.committed_version import CommittedVersion
 
-MERGE_ZEROS = {
+_MERGE_ZEROS = {
     "stateStoreSave",
     "StatefulStreamlineAggregate",
     "sessionWindowStateStoreSaveExec",
     "symmetricHashJoin",
 }
-"""Operators, by Spark's short names, that aggregate or join: to them 0.0 and -0.0 are one key."""
+"""Operators, by Spark's short names, that aggregate or join."""
+
+
+def merges_zeros(operator: OperatorInfo) -> bool:
+    """Return whether 0.0 and -0.0 are one key to an operator: it aggregates or joins."""
+    return operator.name in _MERGE_ZEROS
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ def shapes_of(version: CommittedVersion) -> tuple[StoreShape, ...]:
             of = heads[operator.id, store_info.name]
             trailers = [head.trailer for head in of]
             new = dealt_anew(trailers, version.num_partitions, trailers[0].max_parallelism)
-            zeros = operator.name in MERGE_ZEROS
+            zeros = merges_zeros(operator)
             found.append(StoreShape(operator.id, store_info.name, new, len(of), tuple(of), zeros))
     return tuple(found)
 
