@@ -236,6 +236,8 @@ class Trial:
         """Return whether the old is put back, by the record and by what the checkpoint says."""
         if record.state is State.PROMOTING:
             return True
+        if record.state > State.PROMOTING:  # what is under way there is another's
+            return False
         place = self._reach.beside(record.checkpoint).place
         is_begun = any(info.name == HISTORY for info in io.list(path)) and is_between(place)
         if is_begun and not record.savepoint:
@@ -305,13 +307,17 @@ class Trial:
             require_directory_not_in_use(io, f"{path}/{branch}", self._reach.place.clock)
 
     def _clear(self, io: TreeFileIO, path: str) -> None:
-        """Delete what the trial made but its record, and nothing else that is there."""
-        for name in set(io.list_directories(path)) & _DIRECTORIES:
-            io.delete_tree(f"{path}/{name}")
+        """Delete what the trial made but its record, and nothing else that is there.
+
+        The branch goes last: until then another call sees that this one is at it.
+        """
         self._clear_history(io, path)
         for info in io.list(path):
             if is_temporary(info.name):
                 io.delete(f"{path}/{info.name}")
+        made = set(io.list_directories(path)) & _DIRECTORIES
+        for name in sorted(made, key=lambda name: (name == CHECKPOINT, name)):
+            io.delete_tree(f"{path}/{name}")
 
     def _clear_history(self, io: TreeFileIO, path: str) -> None:
         if any(info.name == HISTORY for info in io.list(path)):

@@ -54,7 +54,7 @@ def try_job(
     checkpoint: DirectoryLike,
     job: Job,
     *,
-    arguments: Sequence[str] = (),
+    arguments: Sequence[str | os.PathLike[str]] = (),
     trial: DirectoryLike | None = None,
     batches: int = BATCHES_REPEATED,
     against: Job | None = None,
@@ -122,9 +122,10 @@ def try_job(
     )
     ck = Checkpoint._at(reach)
     it = Trial._at(ck._reach.beside(uri_beside(ck.uri, "-trial") if trial is None else trial))
-    sides = {NEW: _Side(CHECKPOINT, job, tuple(arguments))}
+    given = tuple(os.fspath(argument) for argument in arguments)
+    sides = {NEW: _Side(CHECKPOINT, job, given)}
     if against is not None:
-        sides[OLD] = _Side(AGAINST, against, tuple(arguments))
+        sides[OLD] = _Side(AGAINST, against, given)
     asked = {
         "job": _name(job),
         "of": [side.mark() for side in sides.values()],
@@ -208,7 +209,9 @@ class _Attempt:
                     to_fix="name another directory for it, or drop that trial first",
                 )
             self.trial._require_not_in_use(io, path)
-            if found is not None and self._goes_on(found, old):
+            if found is not None and found.state > State.PROMOTING:
+                self._require_cleared(io, path, found)
+            elif found is not None and self._goes_on(found, old):
                 if found.state is State.PROMOTING:
                     # That promote has changed nothing, or ended: nobody goes on with it, or back.
                     with self._alone(io, path, found):
@@ -218,7 +221,8 @@ class _Attempt:
                 check_beside(io, path, self.trial.uri, self.checkpoint.uri)
                 self._require_empty(io, path)
             first = first_version_of(old, batches)
-            record = Record(self.checkpoint.uri, old.query_id or "", self.asked)
+            attempt = old.place.ids.new_id()
+            record = Record(self.checkpoint.uri, old.query_id or "", self.asked, attempt=attempt)
             io.make_directory(path)
             with self._alone(io, path, found):
                 write_record(io, path, record)
@@ -237,6 +241,16 @@ class _Attempt:
                     self.checkpoint.branch(Checkpoint._at(to), version=first)
             return self._write(
                 io, path, record, state=State.BRANCHED, first_version=first, version=first
+            )
+
+    def _require_cleared(self, io: TreeFileIO, path: str, found: Record) -> None:
+        """Check that the promote or drop of the trial there has deleted its branches."""
+        if {CHECKPOINT, AGAINST} & set(io.list_directories(path)):
+            ends = "promote" if found.state is State.PROMOTED else "drop"
+            raise InUseError(
+                f"a {ends} of the trial that is there is deleting its branches, or was killed",
+                trial=self.trial.uri,
+                to_fix=f"{ends} that trial once more; then try the code",
             )
 
     def _goes_on(self, found: Record, old: OpenCheckpoint) -> bool:

@@ -109,6 +109,7 @@ class Record:
         savepoint: Where the old is, once it was approved; empty before.
         error: Why the new code failed, in words; empty where it did not.
         ignored: Columns that did not count in the comparison.
+        attempt: Random ID of the call that made the branch: no other has an equal record.
     """
 
     checkpoint: str
@@ -121,6 +122,7 @@ class Record:
     savepoint: str = ""
     error: str = ""
     ignored: tuple[str, ...] = ()
+    attempt: str = ""
 
     @property
     def is_same(self) -> bool:
@@ -155,6 +157,7 @@ def read_record(io: TreeFileIO, directory: str) -> Record | None:
             found.text("savepoint"),
             found.text("error"),
             tuple(str(column) for column in found.items("ignored")),
+            found.text("attempt"),
         )
     except MalformedError as error:
         raise CorruptionError(

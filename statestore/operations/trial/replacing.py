@@ -100,6 +100,12 @@ def replace_by_branch(
         require_unchanged(io, directory, record)
         if record.state is State.PROMOTING and unfinished_operation(there, path) in _BETWEEN:
             stack.enter_context(exclusive_directory(there, path, PROMOTE, clock=place.clock))
+            if unfinished_operation(there, path) not in _BETWEEN:  # somebody was quicker
+                raise InUseError(
+                    "a drop of the trial has put the old back meanwhile",
+                    checkpoint=place.uri,
+                    to_fix="drop the trial again, to end that; or try the code again",
+                )
             mark_unfinished(there, path, PROMOTE)
         elif _is_replaced(branch, _read(io, history), _read(there, history_path(path))):
             return write_record(io, directory, record, state=State.PROMOTED)
@@ -154,11 +160,12 @@ def put_back(
     """
     with ExitStack() as stack:
         there, path = place.open(stack.enter_context(temporary_directory()))
-        begun = unfinished_operation(there, path)
-        if begun not in _BETWEEN:
+        if unfinished_operation(there, path) not in _BETWEEN:
             return False
         find_version(stack.enter_context(open_checkpoint(savepoint)))
         stack.enter_context(exclusive_directory(there, path, _PUT_BACK, clock=place.clock))
+        if unfinished_operation(there, path) not in _BETWEEN:  # a promote has ended meanwhile
+            return False
         mark_unfinished(there, path, _PUT_BACK)
         _fill(record, place, savepoint, history, _PUT_BACK, progress)
     return True
