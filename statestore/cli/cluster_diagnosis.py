@@ -77,7 +77,8 @@ def check_executors(
     request = {"backend": backend, "storage": storage, "options": dict(options)}
     with tempfile.TemporaryDirectory(prefix="statestore-doctor-") as directory:
         archive, result = Path(directory, "statestore-doctor.zip"), Path(directory, "result.json")
-        asked = Path(directory, "request.json")  # it may have secrets, as no argument should
+        # It may have secrets, as no argument should.
+        asked = Path(directory, "statestore-doctor.json")
         asked.write_text(json.dumps(request))
         _pack(archive)
         command = [

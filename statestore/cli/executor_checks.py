@@ -29,18 +29,19 @@ def main(asked: str, executor: str) -> None:
     """Check this machine, unless another task of the same executor does, and print the outcome.
 
     Args:
-        asked: A JSON file: `application`, an ID; `directory`, where Spark has put the files of the
-            application; `jars`, paths of jars; `backend`, `storage` and `options`, as `Diagnosis`
-            has them.
+        asked: A JSON file, deleted when it was read, since it may have secrets: `application`, an
+            ID; `directory`, where Spark has put the files of the application; `jars`, paths of
+            jars; `backend`, `storage` and `options`, as `Diagnosis` has them.
         executor: Tells it from others of its host.
     """
-    request = json.loads(Path(asked).read_text())
-    directory = Path(request["directory"])
     try:
-        (directory / f"statestore-doctor-{request['application']}-{executor}").touch(exist_ok=False)
-    except FileExistsError:
+        request = json.loads(Path(asked).read_text())
+        of = f"{request['application']}-{executor}"
+        Path(request["directory"], f"statestore-doctor-{of}").touch(exist_ok=False)
+    except (FileExistsError, FileNotFoundError):
         time.sleep(_SPREAD_S)
         return
+    Path(asked).unlink()
     answer = {"executor": executor, "host": socket.gethostname(), "checks": _check(request)}
     sys.stdout.write(json.dumps(answer) + "\n")
 

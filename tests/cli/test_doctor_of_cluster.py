@@ -84,13 +84,14 @@ def test_storage_that_an_engine_does_not_open_is_left_out(
     monkeypatch.setenv(JAR_VARIABLE, "")  # which the checks set, in what is a process of their own
     request = {"application": "app", "directory": str(tmp_path), "jars": [str(find_jar())]}
 
-    asked = tmp_path / "request.json"
+    asked = tmp_path / "asked.json"
     asked.write_text(json.dumps({**request, "backend": None, "storage": storage, "options": {}}))
     main(str(asked), "1")
 
     checks = {of["name"]: of["status"] for of in json.loads(capsys.readouterr().out)["checks"]}
     assert {checks[name] for name in ("python", "jar", "engine")} == {"ok"}
     assert checks.get("storage") == (storage and "skip")
+    assert not asked.exists(), "it may have the secrets of a storage"
 
 
 @pytest.mark.extended
