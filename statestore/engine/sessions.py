@@ -101,25 +101,26 @@ class Sessions:
         # By place and not by name: a restarted query may name another storage for the same store.
         location = self._storages.locate(request)
         key = request.backend(BACKENDS), location
-        with self._lock:
-            known = self._open.get(key) or self._closed.get(key)
-        made = known or Session(
-            self._open_versions(request, location), self._pool, self._work_directory
-        )
-        with self._lock:
-            session = self._open.get(key) or self._closed.pop(key, made)
-            # A task that outlives its provider calls once more: nothing would close a new store.
-            if opens and request.provider() not in self._gone:
-                session.providers.add(request.provider())
-                if is_reader:
-                    session.readers.add(request.provider())
-            (self._open if session.providers else self._closed)[key] = session
-            if made is not session:  # another call was first
-                self._rocksdb_directories.discard(made.versions.local_directory)
-            elif made is known and made.versions.local_directory:
-                # It may have been forgotten meanwhile, and its directory with it.
-                self._rocksdb_directories.add(made.versions.local_directory)
-        return session
+        while True:
+            with self._lock:
+                known = self._open.get(key) or self._closed.get(key)
+            made = known or Session(
+                self._open_versions(request, location), self._pool, self._work_directory
+            )
+            with self._lock:
+                session = self._open.get(key) or self._closed.pop(key, None)
+                if session is None and made is known:
+                    continue  # forgotten meanwhile, and its directory may be another's by now
+                session = session or made
+                # A task that outlives its provider calls once more: nothing would close a new one.
+                if opens and request.provider() not in self._gone:
+                    session.providers.add(request.provider())
+                    if is_reader:
+                        session.readers.add(request.provider())
+                (self._open if session.providers else self._closed)[key] = session
+                if made not in (known, session):  # another call was first
+                    self._rocksdb_directories.discard(made.versions.local_directory)
+            return session
 
     def close(self, request: Request) -> None:
         """Note that a provider instance uses a store no more; the last one closes it."""
