@@ -231,9 +231,13 @@ def engines_of(jvm_pid: int) -> list[int]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the resident memory of a process in bytes."""
+    """Return the resident memory of a process in bytes.
+
+    Without pages of files that it maps: the system takes those back when it needs memory.
+    """
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
+    sizes = dict(line.split(":", 1) for line in lines)
+    return sum(int(sizes[kind].split()[0]) * 1024 for kind in ("RssAnon", "RssShmem"))
 
 
 def num_open_files(pid: int) -> int:
