@@ -25,7 +25,7 @@ from statestore.io import storage
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.in_use import exclusive_use
-from statestore.operations.metadata_file import unfinished_operation
+from statestore.operations.metadata_file import mark_unfinished, unfinished_operation
 from statestore.operations.trial import replacing
 from statestore.operations.trial.record import (
     HISTORY,
@@ -36,6 +36,7 @@ from statestore.operations.trial.record import (
 from statestore.operations.trial.replacing import put_back, replace_by_branch
 from statestore.testing.checkpoints import QUERY_ID, read_checkpoint
 from statestore.testing.fault_io import Fault, FaultFileIO
+from tests.checkpoints import files_below
 from tests.faults.steps import CHANGES, Killer, processes
 from tests.made_trials import tried_with_rows
 from tests.seams import place_of
@@ -274,6 +275,25 @@ def test_trial_that_differs_is_promoted_only_when_that_is_accepted(made, tmp_pat
     world.trial.promote(world.root / "before", accept=True)
 
     assert world.stands == new
+
+
+def test_trial_that_was_promoted_puts_nothing_back_and_is_not_begun_anew(made, tmp_path):
+    """Catches the state of long ago, put back where another operation is at the checkpoint."""
+    original, _, new = made
+    world = World(original, tmp_path / "world")
+    world.promote(LocalFileIO())  # it is killed before it tidies up
+    (world.root / "job.py").write_text("")
+
+    with pytest.raises(InUseError, match="a promote of the trial"):
+        try_job(world.root / "checkpoint", world.root / "job.py", trial=world.root / "trial")
+    mark_unfinished(LocalFileIO(), str(world.root / "checkpoint"), "restore")
+    left = files_below(world.root / "checkpoint")
+    assert not world.trial.drop(dry_run=True).puts_back
+    world.trial.drop()
+
+    assert files_below(world.root / "checkpoint") == left
+    assert not (world.root / "trial").exists()
+    assert read_checkpoint(str(world.root / "before")) != new
 
 
 def test_trial_that_is_killed_while_it_begins_or_goes_is_begun_or_gone(made, tmp_path):

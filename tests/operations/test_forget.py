@@ -17,6 +17,7 @@ import pytest
 
 from statestore import Checkpoint
 from statestore.checkpoint.pins import pinned
+from statestore.codec.column_family import ColumnFamily
 from statestore.codec.references import StoreName
 from statestore.core.clock import ManualClock
 from statestore.core.errors import (
@@ -30,10 +31,10 @@ from statestore.core.errors import (
 from statestore.io.file_io import FileInfo
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.testing.checkpoints import read_checkpoint
+from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
 from statestore.testing.fault_io import Fault, FaultFileIO
-from statestore.testing.stores import unsafe_row
-from tests.checkpoints import files_below, write_checkpoint
+from statestore.testing.stores import schema_of, unsafe_row
+from tests.checkpoints import WordStore, files_below, write_checkpoint
 from tests.seams import at, place_of
 
 from .test_edit_in_place import KEYS, make
@@ -359,6 +360,26 @@ def test_a_certificate_that_cannot_be_completed_is_in_the_error(tmp_path: Path) 
 
     document = json.loads(str(caught.value.fields["certificate"]))
     assert (document["status"], len(document["removed"])) == ("complete", 8)
+
+
+@pytest.mark.parametrize(("operator", "merges"), [("stateStoreSave", True), ("dedupe", False)])
+def test_zeros_are_one_key_where_spark_groups_by_it(
+    tmp_path: Path, operator: str, *, merges: bool
+) -> None:
+    """Catches another key, forgotten and certified in place of the one that was given."""
+    of = ColumnFamily(0, "default", schema_of(d="double"), schema_of(n="long"))
+    stores = (WordStore((of,), columns=("d",)),)
+    made = MadeCheckpoint(str(tmp_path / "query"), operators=((operator, stores),))
+    zeros = [(unsafe_row(0), 1), (unsafe_row(-(1 << 63)), 2)]  # the bits of 0.0 and -0.0
+    made.run_batch({("default", key): (number,) for key, number in zeros[: 1 if merges else 2]})
+    checkpoint = Checkpoint(made.path)
+
+    done = checkpoint.forget(keys=pa.table({"key.d": [-0.0]}), all_rows=True)
+
+    assert done.keys == ('["0"]' if merges else '["-0.0"]',)
+    assert done.certificate.is_forgotten
+    left = checkpoint.rows(0).read(flatten=True)["key.d"].to_pylist()
+    assert list(map(str, left)) == ([] if merges else ["0.0"])
 
 
 def test_files_that_a_savepoint_reads_or_a_branch_shares_are_named(tmp_path: Path) -> None:
