@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 TEMPORARY_PREFIX = ".tmp-"
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+_TRIES_OF_TREE = 5
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -208,7 +209,17 @@ class LocalFileIO:
                         else:
                             os.unlink(entry.path)
             elif os.path.isdir(directory):
+                self._delete_whole_tree(directory)
+
+    @staticmethod
+    def _delete_whole_tree(directory: str) -> None:
+        for tries_left in reversed(range(_TRIES_OF_TREE)):
+            try:
                 shutil.rmtree(directory)
+                return
+            except OSError as error:  # somebody who deletes it too has marked it meanwhile
+                if error.errno != errno.ENOTEMPTY or not tries_left:
+                    raise
 
     def shares(self, other: FileIO) -> bool:
         """See TreeFileIO."""
