@@ -134,7 +134,7 @@ class S3Server:
         return {**mine, "s3_max_attempts": 3, "s3_timeout_ms": 30_000, **others}
 
     def fail(self, method, fault, times=1):
-        """Let the next requests of a method be `throttled`, `reply-lost`, `truncated` or `refused`.
+        """Let the next requests of a method be `throttled`, `truncated`, `refused` and the like.
 
         A lost reply is one to a request that was carried out; `unconditional` carries it out
         whatever its condition is. Of several files to delete, `one-refused` refuses the first.
@@ -203,6 +203,8 @@ class S3Server:
             return _refuse(start_response, "503 Slow Down", "SlowDown")
         if fault == "no-upload":
             return _refuse(start_response, "404 Not Found", "NoSuchUpload")
+        if fault == "expired":
+            return _refuse(start_response, "400 Bad Request", "ExpiredToken")
         if fault == "refused" or f"Credential={WRONG_KEY}/" in environ.get(
             "HTTP_AUTHORIZATION", ""
         ):

@@ -20,7 +20,7 @@ from pyarrow import flight
 
 from statestore.core.errors import StateStoreError, StorageError
 from statestore.io.checkpoint_memory_address import CheckpointMemoryAddress
-from statestore.io.file_io import FileInfo, existing_file, missing_file
+from statestore.io.file_io import FileInfo, existing_file, missing_file, replaced_file
 from statestore.io.local import named_errors
 from statestore.io.memory import MemoryFileIO
 
@@ -169,16 +169,12 @@ class CheckpointMemoryFileIO:
             with open(local_path, "wb") as file, self._named_errors("read a file", path):
                 file.writelines(_parts(self._client.do_get(_ticket(path), self._options)))
             if self._do("identify", path)[1] != number:
-                raise StorageError(
-                    "a file was replaced while it was read",
-                    file=path,
-                    to_fix="let the batch run again",
-                )
+                raise replaced_file(path)
 
         # Another driver's memory has other files under the same paths and numbers.
         place = f"{self._address.token} {number.decode()} {path}"
         digest = hashlib.blake2b(place.encode(), digest_size=16).hexdigest()
-        with named_errors("keep a fetched file", path):
+        with named_errors("keep a fetched file", self._cache.directory):
             return self._cache.get(f"{digest}-{os.path.basename(path)}", int(size), write)
 
     def fetch_slices(self, path: str, size: int, slices: Sequence[tuple[int, int]]) -> str:  # noqa: ARG002

@@ -94,6 +94,9 @@ class FetchCache:
         with self._lock:
             if name not in self._sizes:
                 return None
+            if not os.path.exists(f"{self.directory}/{name}"):  # something else cleans up there
+                del self._sizes[name]
+                return None
             self._sizes.move_to_end(name)
             return self._hold(name)
 

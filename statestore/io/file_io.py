@@ -228,6 +228,13 @@ def existing_file(path: str) -> FencedError:
     )
 
 
+def replaced_file(path: str) -> StorageError:
+    """Return the error for a file that another attempt replaced while it was read."""
+    return StorageError(
+        "a file was replaced while it was read", file=path, to_fix="let the batch run again"
+    )
+
+
 def missing_directory(path: str, action: str, **fields: object) -> StorageError:
     """Return the error for a file whose directory is gone, with more `fields`."""
     return StorageError(

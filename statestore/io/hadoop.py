@@ -20,7 +20,13 @@ from statestore.core.errors import (
 )
 from statestore.core.progress import step
 from statestore.io.fetch_cache import sliced_name, slices_size
-from statestore.io.file_io import FileInfo, existing_file, missing_directory, missing_file
+from statestore.io.file_io import (
+    FileInfo,
+    existing_file,
+    missing_directory,
+    missing_file,
+    replaced_file,
+)
 from statestore.io.local import TEMPORARY_PREFIX, named_errors
 
 if TYPE_CHECKING:
@@ -161,13 +167,9 @@ class HadoopFileIO:
         def write(local_path: str) -> None:
             self._read_in_place(path, local_path, 0, size)
             if size > PART_BYTES and self._identify(path)[1] != name:
-                raise StorageError(
-                    "a file was replaced while it was read",
-                    file=self._uri(path),
-                    to_fix="let the batch run again",
-                )
+                raise replaced_file(self._uri(path))
 
-        with named_errors("fetch a file", path):
+        with named_errors("keep a fetched file", self._cache.directory):
             return self._cache.get(name, size, write)
 
     def fetch_slices(self, path: str, size: int, slices: Sequence[tuple[int, int]]) -> str:
@@ -179,7 +181,7 @@ class HadoopFileIO:
                 self._read_in_place(path, local_path, offset, length)
 
         _, name = self._identify(path)
-        with named_errors("fetch a file", path):
+        with named_errors("keep a fetched file", self._cache.directory):
             return self._cache.get(sliced_name(name, slices), slices_size(slices), write)
 
     def _read_in_place(self, path: str, local_path: str, offset: int, length: int) -> None:

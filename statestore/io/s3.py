@@ -28,11 +28,11 @@ from botocore.exceptions import (
 from botocore.response import StreamingBody
 from s3transfer.utils import ReadFileChunk
 
-from statestore.core.errors import StorageError
+from statestore.core.errors import FencedError, StorageError
 from statestore.core.ids import IdSource, RandomIds
 from statestore.core.progress import CallPool, step
 from statestore.io.fetch_cache import FetchCache, sliced_name, slices_size
-from statestore.io.file_io import FileInfo, FileIO, delete_batches
+from statestore.io.file_io import FileInfo, FileIO, delete_batches, replaced_file
 from statestore.io.local import named_errors
 from statestore.io.s3_client import is_certain, make_client, named_s3_errors, status_of
 from statestore.io.s3_settings import S3Settings
@@ -94,7 +94,8 @@ class S3FileIO:
     def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:  # noqa: ARG002
         """See FileIO; an object that was accepted is durable."""
         with self._publication(path, overwrite=overwrite) as target:
-            size = os.path.getsize(local_path)
+            with named_errors("read a file to publish", local_path):
+                size = os.path.getsize(local_path)
             if size <= 2 * PART_BYTES:
                 with ReadFileChunk.from_filename(local_path, 0, size, [step]) as file:
                     self._put(file, target)
@@ -152,8 +153,7 @@ class S3FileIO:
             Path(local_path).write_bytes(first)
             self._fetch_parts(path, etag, local_path, _parts_of(len(first), size))
 
-        with named_errors("fetch a file", path):
-            return self._keep(path, etag, size, write)
+        return self._keep(path, etag, size, write)
 
     def fetch_slices(self, path: str, size: int, slices: Sequence[tuple[int, int]]) -> str:
         """See FileIO; one local file for each content and slices, otherwise as `fetch`."""
@@ -175,8 +175,7 @@ class S3FileIO:
                 file.truncate(size)
             self._fetch_parts(path, etag, local_path, rest)
 
-        with named_errors("fetch a file", path):
-            return self._keep(path, etag, slices_size(slices), write, slices)
+        return self._keep(path, etag, slices_size(slices), write, slices)
 
     def delete(self, path: str) -> None:
         """See FileIO."""
@@ -289,7 +288,8 @@ class S3FileIO:
         slices: Sequence[tuple[int, int]] = (),
     ) -> str:
         """Return the local copy of an object, made when there is none, and remember it by path."""
-        copy = self._cache.get(self._copy_name(path, etag, slices), size, write)
+        with named_errors("keep a fetched file", self._cache.directory):
+            copy = self._cache.get(self._copy_name(path, etag, slices), size, write)
         with self._lock:
             self._etags[path] = etag
             self._etags.move_to_end(path)
@@ -374,7 +374,10 @@ class S3FileIO:
                     file.seek(start)
                     file.writelines(_chunks_of(body))
 
-            self._get(path, f"bytes={start}-{end - 1}", take, IfMatch=etag)
+            try:
+                self._get(path, f"bytes={start}-{end - 1}", take, IfMatch=etag)
+            except FencedError as error:
+                raise replaced_file(path) from error
 
         self._in_parallel(fetch, parts)
 
@@ -392,10 +395,11 @@ class S3FileIO:
         bucket, key = _split(path)
         with named_s3_errors("read a file", path, self._settings):
             for attempt in range(READ_ATTEMPTS):
+                # What raises here was tried as often as the settings say.
+                answer = self._client.get_object(
+                    Bucket=bucket, Key=key, Range=byte_range, **conditions
+                )
                 try:
-                    answer = self._client.get_object(
-                        Bucket=bucket, Key=key, Range=byte_range, **conditions
-                    )
                     taken = take(answer["Body"])
                 except _BROKEN_READS:
                     if attempt == READ_ATTEMPTS - 1:

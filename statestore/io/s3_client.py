@@ -33,6 +33,8 @@ _KINDS = (
 )  # fmt: skip
 """Kind of a request by the first word of its operation; every other one is a put."""
 _NO_UPLOAD = "NoSuchUpload"
+_NOT_PERMITTED = {"AccessDenied", "ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
+"""Codes of credentials that do not do, some of which come with status 400."""
 
 
 class _Descriptions(Loader):  # type: ignore[misc]
@@ -148,7 +150,7 @@ def _raise_named(
     if status == 412:
         raise existing_file(path) from error
     has_none = isinstance(error, NoCredentialsError | PartialCredentialsError)
-    if status in (401, 403) or code == "AccessDenied" or has_none:
+    if status in (401, 403) or code in _NOT_PERMITTED or has_none:
         raise StorageError(
             f"cannot {action}: no permission",
             kind="permission-denied",

@@ -1,5 +1,6 @@
 """S3 as it fails: throttling, lost replies, truncated bodies, wrong credentials, no server."""
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -284,9 +285,51 @@ def test_truncated_body_is_read_again(io, s3_server, bucket):
     assert Path(io.fetch(f"/{bucket}/a")).read_bytes() == b"rows" * 1000
 
 
-def test_wrong_credentials_fail_at_once(io, s3_server, bucket):
+def test_read_without_an_answer_is_tried_as_often_as_the_option_says(s3_server, bucket, tmp_path):
+    """Catches tries that multiply: an engine that is silent for so long is killed as hung."""
+    io = S3FileIO(str(tmp_path), s3_server.settings(max_attempts=2, timeout_s=0.2))
+    io.write(f"/{bucket}/a", b"rows", sync=True, overwrite=True)
+    began = s3_server.requests["GET"]
+    s3_server.outage = "silent"
+    try:
+        with pytest.raises(StorageError, match="cannot read a file"):
+            io.read_tail(f"/{bucket}/a", 10)
+    finally:
+        s3_server.outage = ""
+
+    assert s3_server.requests["GET"] - began == 2
+
+
+def test_copy_that_something_else_has_deleted_is_fetched_again(io, bucket, local_file):
+    """Catches a query that fails until its application ends: temporary files are cleaned up."""
+    data = os.urandom(2 * PART_BYTES)
+    path = f"/{bucket}/large"
+    io.publish(local_file(data), path, sync=True, overwrite=False)
+    Path(io.fetch(path)).unlink()
+
+    assert Path(io.fetch(path)).read_bytes() == data
+
+
+def test_full_local_disk_is_not_taken_for_a_full_bucket(io, bucket, local_file, monkeypatch):
+    """Catches versions that are deleted to make room where there is enough."""
+    path = f"/{bucket}/large"
+    io.publish(local_file(bytes(10)), path, sync=True, overwrite=False)
+
+    def full(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(StorageError) as caught:
+        io.fetch(path)
+
+    assert caught.value.kind == "storage-full"
+    assert caught.value.fields["file"] == io._cache.directory
+
+
+@pytest.mark.parametrize("how", ["refused", "expired"])
+def test_wrong_credentials_fail_at_once(io, s3_server, bucket, how):
     """Catches a storm of requests that can only be refused."""
-    s3_server.fail("PUT", "refused", 10)
+    s3_server.fail("PUT", how, 10)
     with pytest.raises(StorageError) as caught:
         io.write(f"/{bucket}/a", b"rows", sync=True, overwrite=True)
 
