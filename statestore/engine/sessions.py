@@ -17,6 +17,7 @@ from statestore.backends.opening import open_versions
 from statestore.core.options import BY_KEY
 from statestore.core.providers import IN_DRIVER_MEMORY
 from statestore.engine.session import Session, Versions
+from statestore.engine.storages import checkpoint_uri
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -188,13 +189,12 @@ class Sessions:
         # A close of the heap backend comes without the address of the driver's memory.
         if backend not in IN_DRIVER_MEMORY:
             return [(backend, self._storages.locate(request))]
-        home = self._storages.home(request)
+        place = checkpoint_uri(request), request.store_name()
         with self._lock:
             return [
                 (kind, location)
                 for kind, location in self._open
-                if kind in IN_DRIVER_MEMORY
-                and (location.root, location.store) == (home.root, home.store)
+                if kind in IN_DRIVER_MEMORY and (location.root, location.store) == place
             ]
 
     def _forget_closed(self) -> None:

@@ -223,7 +223,9 @@ class Storages:
             if self._memory is None or self._memory[0] != address:
                 self._memory = address, CheckpointMemoryFileIO(address, cache)
             io = self._memory[1]
-        return self._counted(StoreLocation(io, home.root, home.store, commits=home.commits))
+        # Its storage is one for checkpoints of all file systems: the path alone would name several.
+        root = checkpoint_uri(request)
+        return self._counted(StoreLocation(io, root, home.store, commits=home.commits))
 
     def _placement(
         self, request: Request, home: StoreLocation, options: StateStoreOptions

@@ -229,7 +229,9 @@ class Copy(Generic[Told]):
         io = target.io
         root = f"{target.path}/state"
         in_memory = place.memory() if self.backend in IN_DRIVER_MEMORY and place.memory else None
-        if self.state_uri and in_memory is None:
+        if in_memory is not None:
+            root = place.state_uri
+        elif self.state_uri:
             fetched = f"{target.scratch_directory}/fetched"
             Path(fetched).mkdir()
             tree, path = place.open_other(self.state_uri, fetched)

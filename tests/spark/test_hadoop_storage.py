@@ -20,12 +20,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from statestore import Checkpoint
+from statestore.checkpoint.layout import StoreLocation
 from statestore.core.clock import ManualClock, SystemClock
 from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundError, StorageError
 from statestore.engine.requests import Request
 from statestore.engine.storages import Storages
 from statestore.io.fetch_cache import FetchCache
 from statestore.io.hadoop import HadoopFileIO, HadoopRefusalError, split_hadoop_uri
+from statestore.io.place import Place
 from statestore.io.shim_files import ShimFiles
 from tests.contract.conftest import StoreBench, any_format
 from tests.contract.test_store import *  # noqa: F403
@@ -118,6 +120,21 @@ def test_copies_of_all_queries_share_what_an_engine_may_keep(
 
     kept = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in kept) == 3 << 20
+
+
+def test_checkpoint_memory_tells_file_systems_apart(files: ShimFiles, tmp_path: Path) -> None:
+    """Catches two queries that delete each other's state: one path in two buckets."""
+    storages = Storages(str(tmp_path), SystemClock(), hadoop=files)
+    memory = {"host": "127.0.0.1", "port": 1, "token": "t"}
+    roots = ["gs://a/q/state", "gs://b/q/state", "s3a://a/q/state", "file:/q/state", "/q2/state"]
+
+    def locate(root: str) -> StoreLocation:
+        store = {"root": root, "operator": 0, "partition": 0, "memory": memory}
+        return storages.locate(Request({"store": store, "backend": "heap"}))
+
+    assert len({locate(root).root for root in roots}) == len(roots)
+    assert locate("file:/q/state") == locate("/q/state")
+    assert locate("s3a://a/q/state").root == Place("s3://a/q").state_uri
 
 
 def test_errors_are_named(io: HadoopFileIO, files: ShimFiles, tmp_path: Path) -> None:
