@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
@@ -13,7 +14,12 @@ from statestore.checkpoint.rescale_refs import release
 from statestore.checkpoint.retention import plan_cleanup
 from statestore.checkpoint.snapshot import SnapshotStatus
 from statestore.checkpoint.summaries import Summaries
-from statestore.checkpoint.trailers import other_provider_error, read_delta_trailer
+from statestore.checkpoint.trailers import (
+    other_provider_error,
+    read_delta_trailer,
+    read_trailer,
+)
+from statestore.core.errors import NotFoundError
 from statestore.core.key_groups import resolve_max_parallelism
 
 if TYPE_CHECKING:
@@ -23,6 +29,8 @@ if TYPE_CHECKING:
     from statestore.core.clock import Clock
     from statestore.core.options import StateStoreOptions
     from statestore.io.file_io import FileInfo
+
+logger = logging.getLogger(__name__)
 
 
 class VersionsBase(ABC):
@@ -157,7 +165,8 @@ class VersionsBase(ABC):
             time_limit_s: Seconds after which it stops, for the next one to go on; None for never.
 
         Guarantee: every retained version can still be loaded, even if this stops or raises half
-        way.
+        way. Nothing is deleted where the version itself is gone, or is another one: the files that
+        are there are those of a checkpoint that has taken the place of this one.
 
         Raises:
             CorruptionError, IncompatibleError, StorageError: As `plan_cleanup`.
@@ -166,10 +175,20 @@ class VersionsBase(ABC):
         files = self._learn(head)
         now_ms = self._clock.now_ms()
         plan = plan_cleanup(self.location, head, files, self._summaries, options, now_ms)
+        if not self._is_there(head):
+            logger.info("no cleanup, the version is gone: file=%s", head.ref.path)
+            return Cleanup()
         cleaned = release(self.location, plan.release, head.trailer.num_partitions, deadline)
         unneeded = [info for info in plan.delete if not self._is_read(info.name)]
         self._summaries.leave_out(info.name for info in unneeded)
         return cleaned + delete_files(self.location, unneeded, deadline)
+
+    def _is_there(self, head: PublishedFile) -> bool:
+        try:
+            found = read_trailer(self.location, head.ref.path)
+        except NotFoundError:
+            return False
+        return found.trailer.lineage == head.trailer.lineage
 
     @abstractmethod
     def _is_due(

@@ -1,5 +1,6 @@
 """Cleanups with very many files to delete: requests, time, and what is left when it is up."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,7 @@ from statestore.io.local import LocalFileIO
 from statestore.io.memory import MemoryFileIO
 from statestore.io.s3 import S3FileIO
 from statestore.testing.engine_process import CheckpointMemory, EngineProcess
+from tests.checkpoints import files_below
 from tests.seams import at
 
 OPTIONS = StateStoreOptions(min_versions_to_retain=2, orphan_age_ms=0, fsync_enabled=False)
@@ -174,3 +176,33 @@ def test_state_partition_that_is_no_more_goes_bit_by_bit_when_time_is_up(tmp_pat
     assert len(left) == 3
     assert io.list("/ck/state/0/1") == []
     assert f"files_left={left[0]}" in caplog.text
+
+
+@pytest.mark.parametrize("backend", BODIES)
+def test_cleanup_of_a_store_that_was_replaced_deletes_nothing(tmp_path, backend):
+    """Catches the last maintenance of a stopped query: a promote has taken its place meanwhile."""
+    root, other = tmp_path / "ck", tmp_path / "promoted"
+    options = replace(OPTIONS, min_versions_to_retain=100)
+
+    def commit(store, versions, text):
+        for number in versions:
+            batch = store.begin()
+            batch.put(b"%d" % number, text)
+            batch.commit()
+
+    with at(root, options=options).open_store(backend=backend) as store:
+        commit(store, range(1, 6), b"both")
+        shutil.copytree(root, other)
+        commit(store, range(6, 11), b"old")
+        with at(other, options=options).open_store(backend=backend) as new:
+            commit(new, range(6, 11), b"new")
+        shutil.rmtree(root)
+        shutil.copytree(other, root)
+        there = files_below(root)
+
+        assert store.clean_up().num_files == 0
+
+        assert files_below(root) == there
+    with Checkpoint(root).open_store(backend=backend) as store:
+        rows = dict(store.scan())
+    assert rows == {b"%d" % n: b"both" if n < 6 else b"new" for n in range(1, 11)}

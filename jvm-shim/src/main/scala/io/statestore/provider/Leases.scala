@@ -75,6 +75,20 @@ private[statestore] object Leases extends Logging {
       finally lease.end()
     }
 
+  /**
+   * Does something while the lease of the store's run is held, and nothing where it is not: the run
+   * has ended, and an operation may have changed the checkpoint since.
+   */
+  def whileHeld(context: StoreContext)(body: => Unit): Unit =
+    if (!context.isOfQuery) body
+    else {
+      val lease = held.get(keyOf(context))
+      if (lease != null && lease.begin()) {
+        try if (lease.isHeld) body
+        finally lease.end()
+      }
+    }
+
   @tailrec
   private def begin(context: StoreContext, isCommit: Boolean): Lease = {
     val lease = leaseOf(context)
@@ -183,6 +197,8 @@ private[statestore] object Leases extends Logging {
       }
       if (refusal != null) throw refusal
     }
+
+    def isHeld: Boolean = refusal == null && !hasExpired
 
     private def keep(): Unit = {
       renew()

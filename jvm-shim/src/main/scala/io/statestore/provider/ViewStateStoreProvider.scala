@@ -355,7 +355,10 @@ abstract class ViewStateStoreProvider(backend: String)
         throw ShimErrors.cannotLoad(backend, context.storeId, e)
     }
 
-  /** Maintenance must not raise: Spark would close the provider. */
+  /**
+   * Maintenance must not raise: Spark would close the provider. That of a run that was stopped does
+   * nothing: Spark calls it once more, and the checkpoint may have been changed meanwhile.
+   */
   private def maintain(what: String, doneUpTo: Long)(done: Long => Unit): Unit = {
     val known = lock.synchronized(latest)
     known.filter(_._1 > doneUpTo).foreach { case (version, checkpointId) =>
@@ -367,10 +370,12 @@ abstract class ViewStateStoreProvider(backend: String)
         request.put("snapshot", what == "snapshot").put("cleanup", what == "cleanup")
         // Snapshots of all stores take turns: an engine with many of them does not hang.
         request.put("wait_ms", context.options.engineCallTimeoutMs / 2)
-        val reply = context.call(request)
-        // A cleanup whose time was up goes on with the next maintenance.
-        if (reply.get("files_left").asLong == 0) done(version)
-        noteSnapshot(reply.get("snapshot"))
+        Leases.whileHeld(context) {
+          val reply = context.call(request)
+          // A cleanup whose time was up goes on with the next maintenance.
+          if (reply.get("files_left").asLong == 0) done(version)
+          noteSnapshot(reply.get("snapshot"))
+        }
       } catch {
         // Spark's maintenance threads outlive the application, and with it the engines, a little.
         case e: EngineUnavailableException =>
