@@ -175,7 +175,7 @@ class VersionsBase(ABC):
         files = self._learn(head)
         now_ms = self._clock.now_ms()
         plan = plan_cleanup(self.location, head, files, self._summaries, options, now_ms)
-        if not self._is_there(head):
+        if (plan.delete or plan.release) and not self._is_there(head):
             logger.info("no cleanup, the version is gone: file=%s", head.ref.path)
             return Cleanup()
         cleaned = release(self.location, plan.release, head.trailer.num_partitions, deadline)
