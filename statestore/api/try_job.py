@@ -245,7 +245,7 @@ class _Attempt:
 
     def _require_cleared(self, io: TreeFileIO, path: str, found: Record) -> None:
         """Check that the promote or drop of the trial there has deleted its branches."""
-        if {CHECKPOINT, AGAINST} & set(io.list_directories(path)):
+        if any(io.list_tree(f"{path}/{branch}") for branch in (CHECKPOINT, AGAINST)):
             ends = "promote" if found.state is State.PROMOTED else "drop"
             raise InUseError(
                 f"a {ends} of the trial that is there is deleting its branches, or was killed",

@@ -217,9 +217,11 @@ class LocalFileIO:
             try:
                 shutil.rmtree(directory)
                 return
-            except OSError as error:  # somebody who deletes it too has marked it meanwhile
-                if error.errno != errno.ENOTEMPTY or not tries_left:
+            except OSError as error:  # somebody deletes it too, and marks it before
+                if error.errno not in (errno.ENOTEMPTY, errno.ENOENT) or not tries_left:
                     raise
+                if not os.path.isdir(directory):
+                    return
 
     def shares(self, other: FileIO) -> bool:
         """See TreeFileIO."""

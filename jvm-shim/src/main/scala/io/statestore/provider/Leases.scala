@@ -77,15 +77,19 @@ private[statestore] object Leases extends Logging {
 
   /**
    * Does something while the lease of the store's run is held, and nothing where it is not: the run
-   * has ended, and an operation may have changed the checkpoint since.
+   * has ended, and an operation may have changed the checkpoint since. What `deletes` files keeps
+   * the lease from being dropped.
    */
-  def whileHeld(context: StoreContext)(body: => Unit): Unit =
+  def whileHeld(context: StoreContext, deletes: Boolean)(body: => Unit): Unit =
     if (!context.isOfQuery) body
     else {
       val lease = held.get(keyOf(context))
-      if (lease != null && lease.begin()) {
-        try if (lease.isHeld) body
-        finally lease.end()
+      if (lease != null && lease.isHeld) {
+        if (!deletes) body
+        else if (lease.begin()) {
+          try if (lease.isHeld) body
+          finally lease.end()
+        }
       }
     }
 
@@ -127,7 +131,8 @@ private[statestore] object Leases extends Logging {
       if (runs.nonEmpty) {
         val active = QueryRuns.active(runs)
         held.asScala.foreach { case (key, lease) =>
-          if (!active(key._2) && lease.endIfIdle()) held.remove(key, lease)
+          lease.isEnding = !active(key._2)
+          if (lease.isEnding && lease.endIfIdle()) held.remove(key, lease)
         }
       }
     } catch { case NonFatal(e) => logWarning("leases were not looked after", e) }
@@ -160,6 +165,9 @@ private[statestore] object Leases extends Logging {
     private val intervalMs = context.options.leaseIntervalMs
     private val lastsNanos = TimeUnit.MILLISECONDS.toNanos(Intervals * intervalMs)
     private val over = new CountDownLatch(1)
+
+    /** Whether the driver no longer knows the run: only what is under way keeps the lease. */
+    @volatile var isEnding = false
 
     // Guarded by this.
     private var users = 0
@@ -198,7 +206,7 @@ private[statestore] object Leases extends Logging {
       if (refusal != null) throw refusal
     }
 
-    def isHeld: Boolean = refusal == null && !hasExpired
+    def isHeld: Boolean = !isEnding && refusal == null && !hasExpired
 
     private def keep(): Unit = {
       renew()

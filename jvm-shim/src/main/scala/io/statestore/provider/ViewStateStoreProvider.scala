@@ -370,7 +370,7 @@ abstract class ViewStateStoreProvider(backend: String)
         request.put("snapshot", what == "snapshot").put("cleanup", what == "cleanup")
         // Snapshots of all stores take turns: an engine with many of them does not hang.
         request.put("wait_ms", context.options.engineCallTimeoutMs / 2)
-        Leases.whileHeld(context) {
+        Leases.whileHeld(context, deletes = what == "cleanup") {
           val reply = context.call(request)
           // A cleanup whose time was up goes on with the next maintenance.
           if (reply.get("files_left").asLong == 0) done(version)
