@@ -17,7 +17,7 @@ from statestore.backends.opening import open_versions
 from statestore.core.options import BY_KEY
 from statestore.core.providers import IN_DRIVER_MEMORY
 from statestore.engine.session import Session, Versions
-from statestore.engine.storages import checkpoint_uri
+from statestore.engine.storages import root_in_memory
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -99,10 +99,10 @@ class Sessions:
             opens: Whether its provider uses the session until it closes the store.
             is_reader: Whether no query runs for it.
         """
-        # By place and not by name: a restarted query may name another storage for the same store.
-        location = self._storages.locate(request)
-        key = request.backend(BACKENDS), location
         while True:
+            # By place and not by name: a restarted query may name another storage for a store.
+            location = self._storages.locate(request)
+            key = request.backend(BACKENDS), location
             with self._lock:
                 known = self._open.get(key) or self._closed.get(key)
             made = known or Session(
@@ -189,7 +189,7 @@ class Sessions:
         # A close of the heap backend comes without the address of the driver's memory.
         if backend not in IN_DRIVER_MEMORY:
             return [(backend, self._storages.locate(request))]
-        place = checkpoint_uri(request), request.store_name()
+        place = root_in_memory(request), request.store_name()
         with self._lock:
             return [
                 (kind, location)

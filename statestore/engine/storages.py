@@ -20,7 +20,14 @@ from statestore.io.fetch_cache import FetchCache
 from statestore.io.hadoop import HadoopFileIO, split_hadoop_uri
 from statestore.io.local import LocalFileIO
 from statestore.io.s3_settings import S3Settings
-from statestore.io.storage import AllStorages, open_s3, place_uri, resolve_path, scheme_of
+from statestore.io.storage import (
+    AllStorages,
+    memory_root,
+    open_s3,
+    place_uri,
+    resolve_path,
+    scheme_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -224,7 +231,7 @@ class Storages:
                 self._memory = address, CheckpointMemoryFileIO(address, cache)
             io = self._memory[1]
         # Its storage is one for checkpoints of all file systems: the path alone would name several.
-        root = checkpoint_uri(request)
+        root = root_in_memory(request)
         return self._counted(StoreLocation(io, root, home.store, commits=home.commits))
 
     def _placement(
@@ -336,6 +343,11 @@ class _OfCall(AllStorages["FileIO"]):
 def checkpoint_uri(request: Request) -> str:
     """Return the `state` directory of a call's checkpoint, as `place_uri` does."""
     return place_uri(request.root(), is_encoded=False)
+
+
+def root_in_memory(request: Request) -> str:
+    """Return the `state` directory of a call's checkpoint in checkpoint memory."""
+    return memory_root(request.root(), is_encoded=False)
 
 
 def _is_in_memory(request: Request) -> bool:

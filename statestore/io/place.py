@@ -9,7 +9,7 @@ from statestore.core.clock import Clock, SystemClock
 from statestore.core.ids import IdSource, RandomIds
 from statestore.core.options import StateStoreOptions
 from statestore.io.s3_settings import S3Settings
-from statestore.io.storage import absolute_uri, open_storage, place_uri
+from statestore.io.storage import absolute_uri, memory_root, open_storage, place_uri
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +61,11 @@ class Place:
         """
         uri = self.uri if self.io is not None else place_uri(absolute_uri(self.uri))
         return f"{uri.rstrip('/')}/state"
+
+    @property
+    def memory_root(self) -> str:
+        """The `state` directory of the checkpoint in checkpoint memory, where it is there."""
+        return memory_root(self.state_uri)
 
     def open_other(self, uri: str, cache_directory: str) -> tuple[TreeFileIO, str]:
         """Return the storage of another URI and its path there, reached in the same way.

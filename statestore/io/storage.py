@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Storage = TypeVar("Storage", bound="FileIO")
 S3_SCHEMES = ("s3", "s3a")
+_OF_DEFAULT = ("hdfs", "viewfs")
+"""Schemes whose authority a URI may leave out or spell in several ways."""
 
 
 def scheme_of(uri: str) -> str:
@@ -100,6 +102,16 @@ def place_uri(uri: str, *, is_encoded: bool = True) -> str:
             return f"s3:/{resolve_path(uri)}"
         case _:
             return "".join(split_hadoop_uri(uri))
+
+
+def memory_root(uri: str, *, is_encoded: bool = True) -> str:
+    """Return the directory in checkpoint memory of a place, which no other file system's has.
+
+    Arguments as of `place_uri`. A namenode does not count: a URI may leave it out.
+    """
+    placed = place_uri(uri, is_encoded=is_encoded)
+    scheme = scheme_of(placed)
+    return f"{scheme}:{split_hadoop_uri(placed)[1]}" if scheme in _OF_DEFAULT else placed
 
 
 def is_within(uri: str, directory: str) -> bool:

@@ -370,7 +370,7 @@ class OpenCheckpoint(QueryLogs):
                 to_fix="use Checkpoint(…, spark=session) in the driver's own Python program while "
                 "it runs; state of the heap backend cannot be reached from other processes",
             )
-        return StoreLocation(self.guard.over(self.memory), self.place.state_uri, store)
+        return StoreLocation(self.guard.over(self.memory), self.place.memory_root, store)
 
     def home(self, store: StoreName) -> StoreLocation:
         """Return the place of a store in the checkpoint directory, wherever its files are."""

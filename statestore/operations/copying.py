@@ -230,7 +230,7 @@ class Copy(Generic[Told]):
         root = f"{target.path}/state"
         in_memory = place.memory() if self.backend in IN_DRIVER_MEMORY and place.memory else None
         if in_memory is not None:
-            root = place.state_uri
+            root = place.memory_root
         elif self.state_uri:
             fetched = f"{target.scratch_directory}/fetched"
             Path(fetched).mkdir()

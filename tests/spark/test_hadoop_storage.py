@@ -134,7 +134,9 @@ def test_checkpoint_memory_tells_file_systems_apart(files: ShimFiles, tmp_path: 
 
     assert len({locate(root).root for root in roots}) == len(roots)
     assert locate("file:/q/state") == locate("/q/state")
-    assert locate("s3a://a/q/state").root == Place("s3://a/q").state_uri
+    assert locate("s3a://a/q/state").root == Place("s3://a/q").memory_root
+    # Spark fills the namenode in, where a user leaves it out.
+    assert locate("hdfs://nn:8020/q/state").root == Place("hdfs:/q").memory_root
 
 
 def test_errors_are_named(io: HadoopFileIO, files: ShimFiles, tmp_path: Path) -> None:
