@@ -24,6 +24,9 @@ from tests.faults.steps import processes
 from tests.made_trials import tried_with_rows
 from tests.seaweed import KEY
 
+pytestmark = pytest.mark.timeout(180)
+"""Each death is a process and a copy of the bucket; a busy machine takes three times as long."""
+
 CHANGING = ("put", "delete")
 
 
