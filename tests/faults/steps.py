@@ -163,18 +163,18 @@ def copied(original, copy):
     return copy
 
 
-class Killer(LocalFileIO):
-    """A local disk whose process dies before one of its changes."""
+class Stepped(LocalFileIO):
+    """A local disk that calls a function before each of its changes, with their number."""
 
-    def __init__(self, lives):
+    def __init__(self, before):
         super().__init__()
-        self.lives = lives
+        self.num_changes = 0
+        self._before = before
 
     def count(self):
-        """Die, if it is time."""
-        self.lives -= 1
-        if self.lives < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+        """Call the function."""
+        self.num_changes += 1
+        self._before(self.num_changes - 1)
 
 
 def _counted(name):
@@ -186,7 +186,19 @@ def _counted(name):
 
 
 for _name in CHANGES:
-    setattr(Killer, _name, _counted(_name))
+    setattr(Stepped, _name, _counted(_name))
+
+
+class Killer(Stepped):
+    """A local disk whose process dies before one of its changes."""
+
+    def __init__(self, lives):
+        super().__init__(self._die)
+        self._lives = lives
+
+    def _die(self, number):
+        if number >= self._lives:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _run_and_die(name, path, lives):

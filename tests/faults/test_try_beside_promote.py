@@ -15,7 +15,7 @@ from statestore.core.errors import InvalidArgumentError, StateStoreError
 from statestore.io.local import LocalFileIO
 from statestore.operations.trial.record import State, read_record, write_record
 from statestore.operations.trial.rule import Rule
-from tests.faults.steps import CHANGES
+from tests.faults.steps import Stepped
 from tests.faults.test_promote import World
 from tests.made_trials import tried_with_rows
 
@@ -33,32 +33,6 @@ def made(tmp_path, monkeypatch):
 
 class _DeathError(Exception):
     """The promote ends here."""
-
-
-class Stepped(LocalFileIO):
-    """A local disk that calls a function before each of its changes, with their number."""
-
-    def __init__(self, before):
-        super().__init__()
-        self.num_changes = 0
-        self._before = before
-
-    def count(self):
-        """Call the function."""
-        self.num_changes += 1
-        self._before(self.num_changes - 1)
-
-
-def _counted(name):
-    def call(self, *args, **named):
-        self.count()
-        return getattr(LocalFileIO, name)(self, *args, **named)
-
-    return call
-
-
-for _name in CHANGES:
-    setattr(Stepped, _name, _counted(_name))
 
 
 class Trying:

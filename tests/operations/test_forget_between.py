@@ -13,11 +13,10 @@ import pytest
 from statestore import Checkpoint
 from statestore.checkpoint.layout import lease_directory
 from statestore.core.errors import InvalidArgumentError, NotFoundError
-from statestore.io.local import LocalFileIO
 from statestore.operations.forget import forget as module
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint
 from tests.damaged import flip
-from tests.faults.steps import CHANGES
+from tests.faults.steps import Stepped
 from tests.seams import at
 
 from .test_edit_in_place import KEYS
@@ -32,32 +31,6 @@ MOST_CHANGES = 40
 
 class KilledError(Exception):
     """The process ends here."""
-
-
-class Dying(LocalFileIO):
-    """A local disk that ends the process at one of its changes."""
-
-    def __init__(self, lives: int) -> None:
-        super().__init__()
-        self._lives = lives
-
-    def count(self) -> None:
-        """End at the last one."""
-        self._lives -= 1
-        if self._lives < 0:
-            raise KilledError
-
-
-def _counted(name: str) -> Any:
-    def call(self: Dying, *args: Any, **named: Any) -> Any:
-        self.count()
-        return getattr(LocalFileIO, name)(self, *args, **named)
-
-    return call
-
-
-for _name in CHANGES:
-    setattr(Dying, _name, _counted(_name))
 
 
 class History:
@@ -139,11 +112,16 @@ class History:
         number = len(list(self.directory.glob("*.json")))
         keys = self.rng.sample(KEYS, 2)
         file, keys = self.pending or (self.directory / f"{number}.json", keys)
-        io = LocalFileIO() if lives is None else Dying(lives)
+
+        def before(change: int) -> None:
+            if change == lives:
+                raise KilledError
+
+        io = Stepped(before)
         self.pending = file, keys
         with monkeypatch.context() as patch:
             if lives is not None and self.rng.random() < 0.3:
-                io = LocalFileIO()
+                io = Stepped(lambda _: None)
                 patch.setattr(module, "search", self._killed)
             try:
                 done = at(made.path, io=io).forget(
@@ -203,6 +181,9 @@ def test_forget_between_other_operations_loses_no_other_row(
 
     history.check()
     assert history.checkpoint.verify(deep=True).ok, steps
+    if history.forgotten:
+        keys = pa.table({"key.k": sorted(history.forgotten)})
+        assert history.checkpoint.search_keys(keys).is_forgotten, steps
     history.made.restart()
     history.run({KEYS[2]: 1})
     history.check()

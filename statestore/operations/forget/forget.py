@@ -216,12 +216,13 @@ class Forgetting:
         listed = self._files()
         written = tuple(_record(file) for file in listed if file.path in own)
         batch = self._batch
-        # A call that goes on cannot tell them from those of a query that has run since.
-        later = [file for file in listed if not _is_up_to(file.info.name, batch.batch + 1)]
-        self._delete(later)
+        version = batch.batch + 1
+        # First: a call that goes on cannot tell them from those of a query that has run since.
+        self._delete([file for file in listed if not _is_up_to(file.info.name, version)])
         step.commit(batch.batch, "forget", made, is_begun=batch.is_begun)
         step.mark_forgotten(batch.batch)
-        self._delete([file for file in listed if file.path not in own and file not in later])
+        before = [file for file in listed if _is_up_to(file.info.name, version)]
+        self._delete([file for file in before if file.path not in own])
         return replace(certificate, written=written)
 
     def _is_to_be_completed(self) -> bool:
@@ -242,7 +243,7 @@ class Forgetting:
         """Return what an earlier call that made a version is yet to delete, and the version."""
         there = [file for file in self._files() if _is_up_to(file.info.name, version)]
         made = [file for file in there if _version_of(file) == version]
-        return [file for file in there if file not in made], made
+        return [file for file in there if _version_of(file) != version], made
 
     def _put(self, certificate: Certificate) -> None:
         if self.certificate is not None:

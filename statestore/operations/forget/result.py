@@ -112,7 +112,7 @@ class Forget(Result):
                 (
                     "deleted",
                     f"{format_count(len(self.removed), 'file')}, "
-                    f"{format_bytes(self.removed_bytes)}: every older version of the operator; "
+                    f"{format_bytes(self.removed_bytes)}: every other version of the operator; "
                     "this is not undone",
                 ),
                 *shared,

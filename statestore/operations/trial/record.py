@@ -157,7 +157,7 @@ def read_record(io: TreeFileIO, directory: str) -> Record | None:
             found.text("savepoint"),
             found.text("error"),
             tuple(str(column) for column in found.items("ignored")),
-            found.text("attempt") if found.has("attempt") else "",
+            found.text("attempt"),
         )
     except MalformedError as error:
         raise CorruptionError(
