@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from pathlib import Path
@@ -23,9 +24,12 @@ from .test_edit_in_place import KEYS
 
 STEPS = 14
 """Of a history. A killed forget is repeated by one of the next, or at the end."""
-REFUSED = ("unfinished", "same number", "has this many")
+STEPS_OF_QUERY = ("batch", "batch", "edit", "rescale", "undo", "compact", "forget", "die", "die")
+BETWEEN = ("batch", "edit", "rescale", "rescale", "undo", "compact", "forget", "die")
+"""While a forget is not finished."""
+REFUSED = ("unfinished", "same number", "has this many", "no rescale to undo")
 """What says why another operation has to wait for a forget, or has nothing to do."""
-MOST_CHANGES = 40
+MOST_CHANGES = 30
 """Of the storage before a forget is killed; a whole one makes fewer."""
 
 
@@ -72,7 +76,7 @@ class History:
     def step(self, monkeypatch: pytest.MonkeyPatch) -> str:
         """Do something; return its name."""
         rng = self.rng
-        name = rng.choice(["batch", "batch", "edit", "rescale", "undo", "compact", "forget", "die"])
+        name = rng.choice(BETWEEN if self.pending else STEPS_OF_QUERY)
         if name == "batch":
             keys = rng.sample(KEYS, 5)
             self.run({key: rng.choice([None, rng.randrange(100)]) for key in keys})
@@ -97,7 +101,7 @@ class History:
                 del self.made.numbers[key]
                 self.is_rescaled = False
             elif name == "rescale":
-                self.checkpoint.rescale(self.rng.choice([1, 2, 3]))
+                self.checkpoint.rescale(self.rng.choice([1, 2, 2, 4, 4, 3]))
                 self.before, self.is_rescaled = before, True
             elif name == "undo" and self.is_rescaled:
                 self.checkpoint.undo_rescale()
@@ -120,7 +124,7 @@ class History:
         io = Stepped(before)
         self.pending = file, keys
         with monkeypatch.context() as patch:
-            if lives is not None and self.rng.random() < 0.3:
+            if lives is not None and self.rng.random() < 0.5:
                 io = Stepped(lambda _: None)
                 patch.setattr(module, "search", self._killed)
             try:
@@ -130,6 +134,8 @@ class History:
             except KilledError:
                 done = None
                 shutil.rmtree(lease_directory(f"{made.path}/state"), ignore_errors=True)
+                if file.exists() and json.loads(file.read_text())["status"] == "complete":
+                    self.pending = None  # all but the line of the history is done
             except NotFoundError:
                 done = None
                 assert not made.numbers.keys() & set(keys)
@@ -158,7 +164,11 @@ class History:
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
 @pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(2, 40))]
+    "seed",
+    [
+        pytest.param(seed, marks=[] if seed in (2, 24) else [pytest.mark.extended])
+        for seed in range(40)
+    ],
 )
 def test_forget_between_other_operations_loses_no_other_row(
     tmp_path: Path,
@@ -201,7 +211,8 @@ def test_a_forget_that_is_finished_after_a_rescale_keeps_the_files_of_that(
         with pytest.raises(KilledError):
             history.checkpoint.forget(keys=keys, certificate=file)
     del history.made.numbers[KEYS[3]]
-    history.checkpoint.rescale(3)
+    history.checkpoint.rescale(4)  # by key groups: its files are those of the forget
+    assert list(Path(history.made.path).glob("state/0/*/*.ref"))
 
     assert history.checkpoint.forget(keys=keys, certificate=file).certificate.is_forgotten
 
