@@ -247,11 +247,19 @@ def test_list_longer_than_the_budget_is_spilled_as_it_grows(classes: Path) -> No
 
 @pytest.mark.timeout(240)
 def test_more_rows_than_can_be_addressed_are_refused_by_name(classes: Path) -> None:
-    """Catches a task that fails with nothing but "requirement failed"."""
+    """Catches a task that fails with nothing but "requirement failed", a key that is a delete for
+    its length, and a list that is committed and can never be loaded."""
     shown = run_java(classes, "view.FullPagesCheck")
 
-    assert "NoAddressException: [state-too-large]" in shown
-    assert "To fix: give the query more state partitions" in shown
+    rows, key, *lists = shown.splitlines()
+    assert "NoAddressException: [state-too-large]" in rows
+    assert "To fix: give the query more state partitions" in rows
+    assert "NoAddressException: [state-too-large]" in key
+    assert "key_bytes=268435456" in key
+    assert len(lists) == 2
+    for refused in lists:
+        assert "NoAddressException: [state-too-large]" in refused
+        assert "column_family=bids, key_bytes=8, value_bytes=2147483647" in refused
 
 
 @pytest.mark.timeout(240)

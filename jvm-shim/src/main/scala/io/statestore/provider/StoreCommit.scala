@@ -128,6 +128,7 @@ private[statestore] final class StoreCommit(
         }
         val isPutTogether = op == RecordPages.Merge && sst != null
         if (isPutTogether) change.putTogether(below, key, value)
+        else if (op == RecordPages.Merge) change.requireReadable(below, key, value)
         val written = if (isPutTogether) RecordPages.Put else op
         val shown = if (op == RecordPages.Delete) null else value
         writer.add(keyGroup, family.family.id, codeOf(written), key, shown)

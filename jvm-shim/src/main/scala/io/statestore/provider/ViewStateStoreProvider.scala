@@ -260,7 +260,10 @@ abstract class ViewStateStoreProvider(backend: String)
       case e: Throwable =>
         drop() // half advanced
         if (!NonFatal(e)) throw e
-        logWarning(s"working view was dropped: $toString, version=${wanted.version.number}", e)
+        logWarning(
+          s"the rows in memory were dropped, the next batch loads them all: $toString, " +
+            s"version=${wanted.version.number}: ${e.getMessage}",
+          e)
     } finally wanted.end()
     appliedInMs = (System.nanoTime() - started) / 1000000L
   }

@@ -72,12 +72,8 @@ private[statestore] final class FamilyChanges(val overlay: OverlayFamily) {
    * @param below the committed rows; they have the key
    */
   def putTogether(below: CommittedFamily, key: BytesRef, value: BytesRef): Unit = {
-    val committed = new BytesRef
-    val hash = RecordTable.hashKey(key.base, key.at, key.length)
-    if (!below.get(key.base, key.at, key.length, hash, committed)) {
-      throw new IllegalStateException(s"a row is gone: column_family=${overlay.family.name}")
-    }
-    val joined = new Array[Byte](Math.addExact(committed.length, value.length))
+    val committed = requireReadable(below, key, value)
+    val joined = new Array[Byte](committed.length + value.length)
     val start = Platform.BYTE_ARRAY_OFFSET.toLong
     copyBytes(committed.base, committed.at, joined, start, committed.length)
     copyBytes(value.base, value.at, joined, start + committed.length, value.length)
@@ -87,6 +83,22 @@ private[statestore] final class FamilyChanges(val overlay: OverlayFamily) {
       wholeBytes += joined.length
     }
     value.set(joined, start, joined.length)
+  }
+
+  /**
+   * The committed value of a key, once it can be read again with what is appended to it.
+   *
+   * @param below the committed rows; they have the key
+   * @throws NoAddressException it cannot
+   */
+  def requireReadable(below: CommittedFamily, key: BytesRef, more: BytesRef): BytesRef = {
+    val committed = new BytesRef
+    val hash = RecordTable.hashKey(key.base, key.at, key.length)
+    if (!below.get(key.base, key.at, key.length, hash, committed)) {
+      throw new IllegalStateException(s"a row is gone: column_family=${overlay.family.name}")
+    }
+    RowLimits.require(overlay.family, key.length, committed.length.toLong + more.length)
+    committed
   }
 
   private def whole(i: Int): Array[Byte] = if (wholes == null) null else wholes(i)

@@ -6,6 +6,7 @@ import java.nio.channels.FileChannel
 import java.nio.channels.FileChannel.MapMode
 import java.nio.file.Files
 import java.nio.file.StandardOpenOption.{CREATE_NEW, READ, WRITE}
+import java.util.PriorityQueue
 import java.util.concurrent.{CompletableFuture, TimeUnit}
 import java.util.concurrent.atomic.AtomicInteger
 
@@ -34,12 +35,14 @@ import org.apache.spark.unsafe.Platform
  *
  * @param budgetBytes for all overlays of this JVM that hold writes together
  * @param byKey the order for the commit is by column family and key, not by key group first
+ * @param smallestShare bytes that an overlay holds before it spills, however small its share is
  */
 private[statestore] final class Overlay(
     val keyGroups: KeyGroups,
     budgetBytes: Long,
     newScratchFile: () => File,
-    byKey: Boolean = false) {
+    byKey: Boolean = false,
+    smallestShare: Long = Overlay.SmallestShare) {
   import RecordPages._
   import SortedRecords.{FamilyBits, FamilyMask}
 
@@ -53,7 +56,6 @@ private[statestore] final class Overlay(
   private var movedUntil = 0L // records before this address stay as they are
   private var deadBytes = 0L // in replaced records on the heap
   private var compactions = 0
-  private val smallestShare = math.min(budgetBytes, Overlay.SmallestShare)
   private var isCounted = false
   private var keptBytes = 0L // on the heap after the last spill
 
@@ -146,26 +148,14 @@ private[statestore] final class Overlay(
   }
 
   private def mergeRuns(heap: SortedRecords, block: RecordBlock): Unit = {
-    val cursors = runs.map(new RunCursor(_))
-    var next = 0
-    var done = false
-    while (!done) {
-      var best: RunCursor = null
-      for (cursor <- cursors if cursor.hasRecord) {
-        if (best == null || compare(cursor.prefix, cursor.address, best.prefix, best.address) < 0) {
-          best = cursor
-        }
-      }
-      if (next < heap.length && (best == null ||
-          compare(heap.prefix(next), heap.address(next), best.prefix, best.address) < 0)) {
-        add(block, heap.prefix(next), heap.address(next))
-        next += 1
-      } else if (best != null) {
-        add(block, best.prefix, best.address)
-        best.advance()
-      } else {
-        done = true
-      }
+    val cursors = new PriorityQueue[RecordsCursor]((left, right) =>
+      compare(left.prefix, left.address, right.prefix, right.address))
+    (new HeapCursor(heap) +: runs.map(new RunCursor(_))).filter(_.hasRecord).foreach(cursors.add)
+    while (!cursors.isEmpty) {
+      val first = cursors.poll()
+      add(block, first.prefix, first.address)
+      first.advance()
+      if (first.hasRecord) cursors.add(first)
     }
   }
 
@@ -201,10 +191,10 @@ private[statestore] final class Overlay(
     val sorted = sortHeapRecords()
     var from = 0
     while (from < sorted.length) {
-      var bytes = 0L
-      var until = from
-      while (until < sorted.length && bytes < MaxRunBytes) {
-        bytes += 8L + (pages.units(sorted.address(until)).toLong << 3)
+      var bytes = runBytes(sorted.address(from))
+      var until = from + 1
+      while (until < sorted.length && bytes + runBytes(sorted.address(until)) <= MaxRunBytes) {
+        bytes += runBytes(sorted.address(until))
         until += 1
       }
       spillRun(sorted, from, until, bytes)
@@ -222,9 +212,9 @@ private[statestore] final class Overlay(
     val lists = families.valuesIterator.flatMap(_.currentLists).filter(_.unspilledBytes > 0).toSeq
     var from = 0
     while (from < lists.length) {
-      var bytes = 0L
-      var until = from
-      while (until < lists.length && (until == from || bytes < MaxRunBytes)) {
+      var bytes = lists(from).unspilledBytes.toLong
+      var until = from + 1
+      while (until < lists.length && bytes + lists(until).unspilledBytes <= MaxRunBytes) {
         bytes += lists(until).unspilledBytes
         until += 1
       }
@@ -240,6 +230,9 @@ private[statestore] final class Overlay(
       from = until
     }
   }
+
+  /** Bytes of a record in a run, with its prefix. */
+  private def runBytes(address: Int): Long = 8L + (pages.units(address).toLong << 3)
 
   private def spillRun(sorted: SortedRecords, from: Int, until: Int, bytes: Long): Unit = {
     val mapped = mapScratch(bytes)
@@ -290,19 +283,37 @@ private[statestore] final class Overlay(
   /** `count` records from `first` on, each behind a unit that holds its sort prefix. */
   private final class Run(val first: Int, val count: Int)
 
-  /** Walks the records of a run that are still current. */
-  private final class RunCursor(run: Run) {
-    private var left = run.count
-    private var unit = run.first
+  /** Walks sorted records. */
+  private abstract class RecordsCursor {
     var prefix = 0
     var address = 0
-    skipToCurrent()
 
     def hasRecord: Boolean = address != 0
 
-    def advance(): Unit = skipToCurrent()
+    def advance(): Unit
+  }
 
-    private def skipToCurrent(): Unit = {
+  private final class HeapCursor(records: SortedRecords) extends RecordsCursor {
+    private var next = 0
+    advance()
+
+    override def advance(): Unit =
+      if (next < records.length) {
+        prefix = records.prefix(next)
+        address = records.address(next)
+        next += 1
+      } else {
+        address = 0
+      }
+  }
+
+  /** Walks the records of a run that are still current. */
+  private final class RunCursor(run: Run) extends RecordsCursor {
+    private var left = run.count
+    private var unit = run.first
+    advance()
+
+    override def advance(): Unit = {
       address = 0
       while (address == 0 && left > 0) {
         prefix = Platform.getLong(pages.base(unit), pages.offset(unit)).toInt
@@ -314,6 +325,7 @@ private[statestore] final class Overlay(
     }
   }
 
+  /** A file is mapped in one piece, which ends at 2 GiB; a longer record has one of its own. */
   private def MaxRunBytes = 1L << 30
   private def AllocatedAtOnceBytes = 1L << 20
 }

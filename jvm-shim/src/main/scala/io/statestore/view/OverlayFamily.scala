@@ -130,7 +130,7 @@ private[statestore] final class OverlayFamily(
       overlay.listsGrew(list.heapBytes - before)
       overlay.afterWrite()
     } else {
-      val list = new ValueBuffer
+      val list = new ValueBuffer(family, key.length)
       values.foreach(list.append)
       overlay.listsGrew(list.heapBytes)
       val place = Array[Int](placeFor(list))

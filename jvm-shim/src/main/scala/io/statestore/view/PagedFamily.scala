@@ -245,7 +245,8 @@ private[statestore] final class PagedFamily(
       valueAt: Long,
       valueLen: Int): Int = {
     val oldLen = records.valueLength(old)
-    val joined = new Array[Byte](Math.addExact(oldLen, valueLen))
+    RowLimits.require(family, keyLen, oldLen.toLong + valueLen)
+    val joined = new Array[Byte](oldLen + valueLen)
     val start = Platform.BYTE_ARRAY_OFFSET.toLong
     Platform.copyMemory(records.base(old), records.valueOffset(old), joined, start, oldLen.toLong)
     Platform.copyMemory(valueBase, valueAt, joined, start + oldLen, valueLen.toLong)

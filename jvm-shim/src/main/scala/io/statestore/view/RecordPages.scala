@@ -101,7 +101,9 @@ private[statestore] final class RecordPages(outside: OffHeapMemory = null) {
       valueBase: AnyRef,
       valueAt: Long,
       valueLen: Int): Int = {
-    val address = allocate(unitsOf(keyLen, valueLen))
+    val size = unitsOf(keyLen, valueLen)
+    if (size > MaxSharedUnits) RowLimits.require(null, keyLen, valueLen.toLong)
+    val address = allocate(size)
     val page = base(address)
     val at = offset(address)
     Platform.putInt(page, at, keyLen | flags)
@@ -395,6 +397,32 @@ private[statestore] object RecordPages {
   private def LongestWordCopy = 128
 }
 
-/** There is no address left for a record. */
+/** How long a row can be: what is read of it is one array at most. */
+private[statestore] object RowLimits {
+  import RecordPages._
+
+  private val MaxBytes = Int.MaxValue - 64L
+
+  /**
+   * Once a row with a value of so many bytes, all values of a key of a multi-value family together,
+   * can be read again.
+   *
+   * @param family null where it is not known
+   * @throws NoAddressException it cannot
+   */
+  def require(family: ColumnFamily, keyBytes: Int, valueBytes: Long): Unit = {
+    val rowBytes = HeaderBytes + padded(keyBytes) + ((valueBytes + 7L) & ~7L)
+    if (keyBytes > KeyLengthMask || rowBytes > MaxBytes) {
+      val of = if (family == null) "" else s"column_family=${family.name}, "
+      throw new NoAddressException(
+        s"[state-too-large] the rows of one key are more than can be read again: ${of}" +
+          s"key_bytes=$keyBytes, value_bytes=$valueBytes, most=$MaxBytes; of a key " +
+          s"$KeyLengthMask. To fix: keep fewer or shorter values for a key, with a time to live, " +
+          "an earlier watermark or a key of more columns")
+    }
+  }
+}
+
+/** A record cannot be addressed in memory. */
 private[statestore] final class NoAddressException(message: String)
     extends IllegalStateException(message)

@@ -22,8 +22,10 @@ private[statestore] final class BytesRef {
  * The values of one key of a multi-value family that a batch puts or appends: entries of (u32
  * big-endian length, UnsafeRow bytes), of which the first may have been spilled to mapped memory.
  * Entries once written never change, so a reader that remembers the length it saw keeps a snapshot.
+ *
+ * @param keyBytes of the key
  */
-private[statestore] final class ValueBuffer {
+private[statestore] final class ValueBuffer(family: ColumnFamily, keyBytes: Int) {
   import ValueBuffer.{Empty, Spilled}
 
   private var spilled = Vector.empty[Spilled]
@@ -98,7 +100,8 @@ private[statestore] final class ValueBuffer {
   }
 
   private def reserve(more: Int): Unit = {
-    val needed = Math.addExact(length, more) - spilledBytes
+    RowLimits.require(family, keyBytes, length.toLong + more)
+    val needed = used + more
     if (needed > array.length) {
       val doubled = math.min(math.max(64L, array.length.toLong * 2), MaxArray).toInt
       array = Arrays.copyOf(array, math.max(needed, doubled))

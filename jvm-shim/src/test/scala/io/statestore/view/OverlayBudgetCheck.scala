@@ -30,6 +30,13 @@ object OverlayBudgetCheck {
     (0 until rowsOfBudget).foreach(i => states.head.put(row(rowsOfBudget + i), row(i)))
     check(overlays.head.numRuns == runs, "the share of closed overlays is not given back")
     overlays.foreach(_.close())
+
+    val tiny = new Overlay(new KeyGroups(maxParallelism), 0L, () => scratchFile())
+    val state = stateOf(null, tiny)
+    (0 until rowsOfBudget).foreach(number => state.put(row(number), row(-number)))
+    val most = rowsOfBudget * 40L / Overlay.SmallestShare + 1L
+    check(tiny.numRuns <= most, s"a budget of nothing spills all the time: runs=${tiny.numRuns}")
+    tiny.close()
     println("ok")
   }
 

@@ -166,7 +166,7 @@ object ViewModelCheck {
           val codec = new KeyCodec(family)
           def put(keyGroup: Byte, key: Seq[Any], values: Vector[String]): Unit = {
             codec.encode(keyRow(family, key))
-            val buffer = new ValueBuffer
+            val buffer = new ValueBuffer(family, codec.length)
             val value = new BytesRef
             values.iterator.map(valueRow).foreach { row =>
               if (family.multiValues) buffer.append(row)
@@ -244,7 +244,8 @@ object ViewModelCheck {
       val budget =
         if (isLong || isAdopted) 1L << 30 else Seq(20000L, 600000L, 1L << 30)(random.nextInt(3))
       val byKey = random.nextBoolean()
-      val overlay = new Overlay(keyGroups, budget, () => scratchFile(), byKey)
+      val smallestShare = math.min(budget, Overlay.SmallestShare)
+      val overlay = new Overlay(keyGroups, budget, () => scratchFile(), byKey, smallestShare)
       val states = families.map { family =>
         family.name -> new FamilyState(
           family,
