@@ -221,7 +221,7 @@ def newest_event(io: FileIO, directory: str) -> Event | None:
     Raises:
         StorageError: The storage failed.
     """
-    lines = _read_bytes(io, directory).splitlines()
+    lines = _lines(_read_bytes(io, directory))
     with suppress(MalformedError):
         return Event.parse(lines[-1]) if lines else None
     return None
@@ -243,7 +243,7 @@ def read_history(io: FileIO, directory: str) -> tuple[HistoryEntry, ...]:
 def entries_of(data: bytes) -> tuple[HistoryEntry, ...]:
     """Return the entries of a history's bytes, whatever they are, as `read_history`."""
     found: dict[str, HistoryEntry] = {}
-    for number, line in enumerate(data.splitlines()):
+    for number, line in enumerate(_lines(data)):
         try:
             event = Event.parse(line)
         except MalformedError:
@@ -256,6 +256,11 @@ def entries_of(data: bytes) -> tuple[HistoryEntry, ...]:
             begun_ms = found[event.id].begun_ms if event.id in found else None
             found[event.id] = replace(_entry(event), begun_ms=begun_ms, done_ms=event.at_ms)
     return tuple(_with_takers(list(found.values())))
+
+
+def _lines(data: bytes) -> list[bytes]:
+    """Return the lines of a history, without the blank ones of an editor."""
+    return [line for line in data.splitlines() if line.strip()]
 
 
 def _with_takers(entries: list[HistoryEntry]) -> Iterator[HistoryEntry]:

@@ -250,10 +250,14 @@ def test_a_savepoint_is_whole_whenever_the_schedule_is_killed(
     checkpoint.retain_savepoint(kept)
     command = [sys.executable, "-m", "statestore.cli", "savepoint", query.path, str(kept)]
     for _ in range(3):
+        before = {*kept.glob("savepoint-*")}
         process = subprocess.Popen([*command, "--every", "1s", "--keep", "1"])
-        until = time.monotonic() + random.uniform(1.5, 3.5)
-        while time.monotonic() < until:
+        until = time.monotonic() + 60
+        while {*kept.glob("savepoint-*")} <= before and time.monotonic() < until:
             query.run_batch({"a": f"{until}"})
+            time.sleep(0.02)
+        time.sleep(random.uniform(0, 0.5))  # within what follows the first one
+        assert process.poll() is None
         process.kill()
         process.wait()
 

@@ -144,16 +144,22 @@ DAMAGES = {
     "deep options": lambda data: data.replace(b"{}", b'{"a":' + b"[" * 500 + b"]" * 500 + b"}"),
     "no number": lambda data: data.replace(b"{}", b'{"a":NaN}'),
     "empty": lambda data: b"",
-    "blank lines": lambda data: b"\n" + data + b"\n\n",
+    "blank lines": lambda data: b"\n" + data + b"\n \r\n",
+}
+NUM_DAMAGED = dict.fromkeys(DAMAGES, 1) | {
+    "without its end": 0,
+    "too late": 2,
+    "empty": 0,
+    "blank lines": 0,
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_history_survives_what_people_do_to_it(made, damage):
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_history_survives_what_people_do_to_it(made, kind):
     """Catches an operation that a file for people stops, or lines that it makes away with."""
     Checkpoint(made.path).rescale(4)
     path = Path(history_path(made.path))
-    path.write_bytes(damage(path.read_bytes()))
+    path.write_bytes(DAMAGES[kind](path.read_bytes()))
     before = path.read_bytes()
 
     Checkpoint(made.path).undo_rescale()
@@ -161,6 +167,7 @@ def test_history_survives_what_people_do_to_it(made, damage):
     assert path.read_bytes().startswith(before)
     entries = Checkpoint(made.path).history()
     assert (entries[0].operation, entries[0].status) == ("undo of a rescale", "done")
+    assert sum(entry.is_damaged for entry in entries) == NUM_DAMAGED[kind]
     for entry in entries:
         if entry.is_damaged:
             assert entry.text.encode(errors="replace")[:9] in path.read_bytes() + b"\\xff\\xfe"

@@ -34,7 +34,7 @@ def random_rows(random, number):
         {
             "key": random.choice(["a", "b", None]),
             "Key": random.choice([1, 2, None]),
-            "list": random.choice([[], [1], [None], None]),
+            "list": random.choice([[], [1], [2, 1], [1, 2], [None, 1], None]),
             "real": random.choice([0.5, float("nan"), None]),
         }
         for _ in range(number)

@@ -72,7 +72,7 @@ def run(spark: SparkSession, directory: Path, conf: dict[str, str], rows: Iterab
     counts = session.readStream.text(f"{directory}/in").groupBy("value").count()
     writer = counts.writeStream.outputMode("update").format("noop").trigger(availableNow=True)
     query = writer.option("checkpointLocation", f"{directory}/checkpoint").start()
-    query.awaitTermination(120)
+    assert query.awaitTermination(120)
     session.conf.unset(PROVIDER_CLASS)
 
 

@@ -77,18 +77,27 @@ def test_rows_are_those_of_the_batches(history, checkpoint_format, num_partition
             operators=(OPERATORS[0], OPERATORS[2]),
         )
         made.run_batch({1: 1})
+        rescaled = False  # whether the newest batch is a rescale's; None where that is not known
         for number, (what, argument, fault) in enumerate(history):
             path = made.path
             match what:
                 case "batch":
                     made.run_batch(argument)
+                    rescaled = False
                 case "rescale":
+                    before = at(made.path).info.num_partitions
                     attempt(
                         made.path, lambda io, n=argument: at(made.path, io=io).rescale(n), fault
                     )
+                    rescaled = rescaled or argument != before
                 case "undo":
-                    with suppress(InvalidArgumentError):
+                    try:
                         attempt(made.path, lambda io: at(made.path, io=io).undo_rescale(), fault)
+                        assert rescaled is not False
+                    except InvalidArgumentError as error:
+                        # What a fault ended may have been done.
+                        assert not rescaled or fault, error
+                    rescaled = False
                 case "restore":
                     num_partitions, backend, form = argument
                     savepoint, made.path = f"{directory}/{number}-taken", f"{directory}/{number}"
@@ -97,8 +106,10 @@ def test_rows_are_those_of_the_batches(history, checkpoint_format, num_partition
                         made.path, backend=backend, num_partitions=num_partitions
                     )
                     made.backend = backend
+                    rescaled = False
                 case "branch":
                     made.path = f"{directory}/{number}"
+                    rescaled = None
                     at(path, options=OPTIONS).branch(made.path)
             assert read_checkpoint(made.path) == made.expected()
         made.run_batch({2: 2})
