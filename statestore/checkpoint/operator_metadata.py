@@ -117,12 +117,15 @@ def operator_metadata_path(state_directory: str, operator: int) -> str:
     return f"{state_directory}/{operator}/_metadata/metadata"
 
 
-def read_operators(io: FileIO, state_directory: str) -> tuple[OperatorInfo, ...]:
+def read_operators(
+    io: FileIO, state_directory: str, newest_batch: int | None = None
+) -> tuple[OperatorInfo, ...]:
     """Return the stateful operators of a query, by their newest metadata.
 
     Args:
         io: Storage of the checkpoint.
         state_directory: The checkpoint's `state` directory.
+        newest_batch: Metadata of later batches is not looked at; None for that of all.
 
     Raises:
         CorruptionError: Metadata is damaged.
@@ -134,7 +137,7 @@ def read_operators(io: FileIO, state_directory: str) -> tuple[OperatorInfo, ...]
             files = _read_files(io, state_directory, len(operators))
         except NotFoundError:
             return tuple(operators)
-        path, text = files[max(files)]
+        path, text = files[max(_valid_until(files, newest_batch))]
         operators.append(parse_operator(text, path, len(operators)))
 
 
@@ -155,6 +158,12 @@ def _read_files(io: FileIO, state_directory: str, operator: int) -> dict[int, tu
             raise
         paths = {batch: f"{directory}/{batch}" for batch in batches}
         return {batch: (paths[batch], read_text(io, paths[batch])) for batch in batches}
+
+
+def _valid_until(files: Mapping[int, Any], newest_batch: int | None) -> list[int]:
+    """Return the first batches of what is no later than a batch; the first there is, always."""
+    end = max(files) if newest_batch is None else max(newest_batch, min(files))
+    return [batch for batch in files if batch <= end]
 
 
 def _directory(state_directory: str, operator: int) -> str:
@@ -282,10 +291,10 @@ def copy_operators(
     """
     for old, new in new_ids.items():
         files = _read_files(io, state_directory, old)
-        for batch, (path, text) in files.items():
+        for path, text in files.values():
             parse_operator(text, path, old)
-            if batch > max(newest_batch, min(files)):
-                continue
+        for batch in _valid_until(files, newest_batch):
+            path, text = files[batch]
             head, fields = _take_apart(text, path)
             fields["operatorInfo"]["operatorId"] = new
             for store in fields["stateStoreInfo"]:

@@ -173,7 +173,13 @@ class LocalFileIO:
     def make_directory(self, directory: str) -> None:
         """See FileIO."""
         with named_errors("make a directory", directory):
-            os.makedirs(directory, exist_ok=True)
+            try:
+                os.makedirs(directory, exist_ok=True)
+            except FileExistsError:
+                # It was there, and another process deleted it before the look at what it is.
+                if os.path.lexists(directory):
+                    raise
+                os.makedirs(directory, exist_ok=True)
 
     def list_tree(self, directory: str) -> builtins.list[FileInfo]:
         """See TreeFileIO; a link to a directory is one, but for a link to where it is itself."""

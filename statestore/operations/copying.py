@@ -182,7 +182,7 @@ class Copy(Generic[Told]):
                 passes.
             NotFoundError: The query expired a file meanwhile.
             CorruptionError, IncompatibleError, FencedError, StorageError: What is there cannot be
-                read, or a storage failed.
+                read, a storage failed, or another process began the directory anew.
         """
         with (
             self.version.pinned(self.target.ids),
@@ -196,7 +196,7 @@ class Copy(Generic[Told]):
             made: dict[StoreName, PublishedFile] = {}
             for passing, stores in self._by_pass().items():
                 made |= passing.write(stores, state)
-            made |= write_added(state, made.values())
+            made |= write_added(state, self._added_stores, made.values())
             # The names of what follows are the same for whoever else might write the directory.
             target.check_mine()
             # With an operator that is new, Spark writes the metadata of all in its first batch.
@@ -212,6 +212,7 @@ class Copy(Generic[Told]):
             metadata, told = self.becomes(made)
             target.finish(metadata)
         if self.claims:
+            target.check_whole(metadata, f"commits/{self.version.batch}")
             try:
                 delete_directory(self.source.io, self.source.path)
             except StateStoreError as error:  # what was made is whole, and not to be made again
@@ -289,16 +290,22 @@ class Copy(Generic[Told]):
             commits[batch] = commits[batch].with_checkpoint_ids(self._checkpoint_ids(made))
         write_logs(target, offsets, commits)
 
+    @cached_property
+    def _added_stores(self) -> dict[int, Sequence[str]]:
+        """Names of the stores of each operator that is added, by its ID."""
+        conf = {**self.version.offsets[self.version.batch].conf, **self.conf}
+        return {new: store_names_of(name, conf) for new, name in self.operators.added.items()}
+
     def _checkpoint_ids(self, made: MadeFiles) -> CheckpointIds:
         """Return checkpoint IDs as the commit log has them: by operator, partition and store."""
-        names = {
+        names: dict[int, Sequence[str]] = {
             self.operators.new_id(operator.id): self.remade.get(
                 operator.id, [store.name for store in operator.stores]
             )
             for operator in self.source.operators
             if operator.id in self.operators.kept
         }
-        names |= {new: list(store_names_of(name)) for new, name in self.operators.added.items()}
+        names |= self._added_stores
         return checkpoint_ids_of(dict(sorted(names.items())), made)
 
 

@@ -97,11 +97,30 @@ class NewDirectory:
             StorageError: The storage failed.
         """
         if read_text(self.io, f"{self.path}/{METADATA_NAME}") != self.mark:
-            raise FencedError(
-                "the directory was begun anew by another process",
-                directory=self.uri,
-                to_fix="run one command at a time for a directory, and repeat it for another one",
-            )
+            raise self._begun_anew()
+
+    def check_whole(self, metadata: str, last: str) -> None:
+        """Check that nobody has begun the directory anew while its last write stood still.
+
+        Args:
+            metadata: The text that made it whole.
+            last: Path of a file below it, of those that are deleted early.
+
+        Raises:
+            FencedError, StorageError: As `check_mine`.
+        """
+        found = read_text(self.io, f"{self.path}/{METADATA_NAME}")
+        directory, _, name = f"{self.path}/{last}".rpartition("/")
+        names = [info.name for info in self.io.list(directory)]
+        if found != metadata or name not in names:
+            raise self._begun_anew()
+
+    def _begun_anew(self) -> FencedError:
+        return FencedError(
+            "the directory was begun anew by another process",
+            directory=self.uri,
+            to_fix="run one command at a time for a directory, and repeat it for another one",
+        )
 
     def raise_if_lost(self, error: Exception) -> None:
         """Raise a FencedError in place of an error of a process whose files another one cleared."""
@@ -154,14 +173,14 @@ def begin_directory(place: Place, operation: str, source: str) -> Iterator[NewDi
             write_text(io, f"{path}/{METADATA_NAME}", mark, overwrite=was_begun)
         except FencedError as error:
             raise _not_new(uri, METADATA_NAME) from error
-        if was_begun:
-            _clear(io, path, clock)
         scratch = f"{work}/scratch"
         if isinstance(io, LocalFileIO):
             # Beside its destination, a file is published by a rename.
             scratch = f"{path}/{TEMPORARY_PREFIX}{ids.new_id()}"
-        Path(scratch).mkdir()
         begun = NewDirectory(uri, io, path, mark, scratch, clock, ids)
+        if was_begun:
+            _clear(begun)
+        Path(scratch).mkdir()
         try:
             with named_disk_errors(scratch, work):
                 yield begun
@@ -172,14 +191,21 @@ def begin_directory(place: Place, operation: str, source: str) -> Iterator[NewDi
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _clear(io: TreeFileIO, path: str, clock: Clock) -> None:
-    """Delete everything in a directory but `metadata`, though its last writer may not know yet."""
+def _clear(begun: NewDirectory) -> None:
+    """Delete everything in a directory but `metadata`, though its last writer may not know yet.
+
+    Raises:
+        FencedError: As `check_mine`: such as of a last writer that stood still, and then finished.
+        StorageError: The storage failed.
+    """
     for _ in range(_CLEARINGS - 1):
+        begun.check_mine()
         with suppress(StorageError):
-            _clear_once(io, path)
+            _clear_once(begun.io, begun.path)
             return
-        clock.sleep_ms(_BETWEEN_CLEARINGS_MS)
-    _clear_once(io, path)
+        begun.clock.sleep_ms(_BETWEEN_CLEARINGS_MS)
+    begun.check_mine()
+    _clear_once(begun.io, begun.path)
 
 
 def _clear_once(io: TreeFileIO, path: str) -> None:

@@ -28,7 +28,12 @@ JOIN_STORES = tuple(
     for side in ("left", "right")
     for store in ("keyToNumValues", "keyWithIndexToValue")
 )
-"""Names of the stores of a join; other operators have one store, without a name."""
+"""Names of the stores of a join in state formats 1 and 2; other operators have one store, without a
+name."""
+_FORMATS_OF_JOIN_STORES = ("1", "2")
+JOIN_FORMAT_KEY = "spark.sql.streaming.join.stateFormatVersion"
+OLDEST_JOIN_FORMAT = "1"
+"""The format where an entry of the offset log says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,13 @@ class ResolvedOperators:
         return self.kept[operator]
 
 
-def store_names_of(short_name: str) -> tuple[str, ...]:
-    """Return the names of the stores that Spark gives an operator, by its short name."""
-    return JOIN_STORES if short_name == JOIN_OPERATOR else (DEFAULT_STORE_NAME,)
+def store_names_of(short_name: str, conf: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of the stores that Spark gives an operator.
+
+    Args:
+        short_name: Spark's short name of it.
+        conf: What the query's offset log pins: a join has one store from state format 3 on.
+    """
+    has_stores = conf.get(JOIN_FORMAT_KEY, OLDEST_JOIN_FORMAT) in _FORMATS_OF_JOIN_STORES
+    is_join = short_name == JOIN_OPERATOR
+    return JOIN_STORES if is_join and has_stores else (DEFAULT_STORE_NAME,)

@@ -17,11 +17,10 @@ from statestore.core.key_groups import default_max_parallelism
 from statestore.operations.committed_version import copy_file, copy_state, link_file
 from statestore.operations.dealing import Pair, Taking, write_pairs
 from statestore.operations.full_state import StateWriter, deal_out
-from statestore.operations.operator_map import store_names_of
 from statestore.operations.rehashing import rehash_effort, rehashed_version, write_rehashed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from statestore.backends.form import Work
     from statestore.checkpoint.trailers import PublishedFile
@@ -298,11 +297,14 @@ class Rehashed(Pass):
         return made
 
 
-def write_added(state: NewState, made: Iterable[PublishedFile]) -> dict[StoreName, PublishedFile]:
+def write_added(
+    state: NewState, added: Mapping[int, Sequence[str]], made: Iterable[PublishedFile]
+) -> dict[StoreName, PublishedFile]:
     """Write state without a row for every operator that is added; errors as `StateWriter`.
 
     Args:
         state: Where to.
+        added: Names of the stores of each such operator, by its ID.
         made: The other state of the directory, whose number of key groups it gets.
 
     Returns:
@@ -324,11 +326,11 @@ def write_added(state: NewState, made: Iterable[PublishedFile]) -> dict[StoreNam
         column_families=(),
         backend=state.backend,
     )
-    added: dict[StoreName, PublishedFile] = {}
-    for operator, short_name in state.operators.added.items():
-        for name in store_names_of(short_name):
+    written: dict[StoreName, PublishedFile] = {}
+    for operator, names in added.items():
+        for name in names:
             for partition in range(num_partitions):
                 store = StoreName(operator, partition, name)
                 of = replace(new, checkpoint_id=state.target.ids.new_id())
-                added[store] = StateWriter(state.location(store), of, state.work).finish()
-    return added
+                written[store] = StateWriter(state.location(store), of, state.work).finish()
+    return written

@@ -286,7 +286,7 @@ def _require_spark(decided: Convert[Any], version: str) -> None:
     if not version.startswith(("4.0.", "4.1.")):
         return
     message, to_fix = "", "convert with Spark 4.2 or later"
-    if decided.target == "spark-rocksdb":
+    if decided.provider == "spark-rocksdb":
         message = "this Spark's RocksDB provider takes no state from elsewhere"
         to_fix += ", or to spark-hdfs"
     if any(operator.info.has_families for operator in decided.operators):
@@ -294,7 +294,7 @@ def _require_spark(decided: Convert[Any], version: str) -> None:
         to_fix = "convert with Spark 4.2 or later"
     if message:
         raise IncompatibleError(
-            message, kind="wrong-spark", target=decided.target, spark=version, to_fix=to_fix
+            message, kind="wrong-spark", provider=decided.provider, spark=version, to_fix=to_fix
         )
 
 

@@ -1,10 +1,15 @@
 """Two commands that make one directory at once: the later has it, the earlier says so."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from statestore import Checkpoint, Savepoint
-from statestore.core.errors import FencedError
-from statestore.testing.checkpoints import read_checkpoint
+from statestore.core.errors import FencedError, StorageError
+from statestore.io.local import LocalFileIO
+from statestore.testing.checkpoints import QUERY_ID, read_checkpoint
+from statestore.testing.fault_io import Fault, FaultFileIO
 from tests.checkpoints import OPTIONS, make_query, read_rows, restore
 from tests.damaged import make_small
 from tests.seams import Meanwhile, at
@@ -47,6 +52,69 @@ def test_earlier_restore_is_fenced_when_another_begins_there(tmp_path, num_parti
 
     with pytest.raises(FencedError, match="begun anew by another process"):
         restore_from(savepoint, target, num_partitions, Meanwhile(again))
+
+    assert Checkpoint(target).verify(deep=True).findings == ()
+    assert read_checkpoint(target) == made.expected()
+
+
+class LateMetadata(LocalFileIO):
+    """The disk of a process that stands still in the write that makes a directory whole."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.act = act
+
+    def write(self, path, data, *, sync, overwrite):
+        if path.endswith("/again/metadata") and b"unfinished" not in data:
+            self.act()
+        super().write(path, data, sync=sync, overwrite=overwrite)
+
+
+def test_claimed_savepoint_stays_when_another_restore_has_cleared_what_was_made(tmp_path):
+    """Catches a savepoint that is deleted, and of the restored checkpoint nothing is left."""
+    made = make_small(tmp_path, 3, num_partitions=2)
+    savepoint, target = str(tmp_path / "savepoint"), str(tmp_path / "again")
+    at(made.path, options=OPTIONS).savepoint(savepoint)
+
+    def clear():
+        io = FaultFileIO(LocalFileIO())
+        io.arm(Fault(0, happens=False, calls=("publish",)))
+        with pytest.raises(StorageError):
+            at(savepoint, kind=Savepoint, options=OPTIONS).restore(at(target, io=io))
+
+    late = at(target, io=LateMetadata(clear))
+    with pytest.raises(FencedError, match="begun anew by another process"):
+        at(savepoint, kind=Savepoint, options=OPTIONS).restore(late, claim=True)
+
+    assert Checkpoint(savepoint).verify(deep=True).findings == ()
+
+
+def test_restore_that_begins_while_another_ends_clears_nothing(tmp_path):
+    """Catches a whole checkpoint that loses its state to one who found it unfinished."""
+    made = make_small(tmp_path, 3, num_partitions=2)
+    savepoint, target = str(tmp_path / "savepoint"), str(tmp_path / "again")
+    at(made.path, options=OPTIONS).savepoint(savepoint)
+    whole = []
+
+    class Between(LocalFileIO):
+        """Where the write of another process lands behind the mark that it is begun anew."""
+
+        def write(self, path, data, *, sync, overwrite):
+            super().write(path, data, sync=sync, overwrite=overwrite)
+            if path == f"{target}/metadata" and whole:
+                Path(path).write_bytes(whole[0])
+
+    def begin_another():
+        metadata = Path(target, "metadata")
+        before = metadata.read_bytes()
+        whole.append(json.dumps({"id": QUERY_ID}).encode())
+        with pytest.raises(FencedError, match="begun anew by another process"):
+            at(savepoint, kind=Savepoint, options=OPTIONS).restore(at(target, io=Between()))
+        metadata.write_bytes(before)
+        whole.clear()
+
+    late = at(target, io=LateMetadata(begin_another))
+    at(savepoint, kind=Savepoint, options=OPTIONS).restore(late)
 
     assert Checkpoint(target).verify(deep=True).findings == ()
     assert read_checkpoint(target) == made.expected()

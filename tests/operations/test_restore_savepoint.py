@@ -34,6 +34,28 @@ def test_restore_has_as_many_state_partitions_as_the_savepoints_logs_say(tmp_pat
     assert (Savepoint(saved).info.num_partitions, plan.num_partitions) == (7, 4)
 
 
+@pytest.mark.parametrize("join_format", ["2", "3", "4"])
+def test_join_that_is_added_has_the_stores_of_the_format_that_is_pinned(tmp_path, join_format):
+    """Catches a query that never starts: it looks for one store, and finds four others."""
+    query = make_query(tmp_path / "query", checkpoint_format=2, operators=(AGGREGATION,))
+    for path in (tmp_path / "query" / "offsets").iterdir():
+        head, metadata, *rest = path.read_text().split("\n")
+        fields = json.loads(metadata)
+        fields["conf"]["spark.sql.streaming.join.stateFormatVersion"] = join_format
+        path.write_text("\n".join([head, json.dumps(fields), *rest]))
+    at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint")
+
+    restore(tmp_path / "savepoint", tmp_path / "new", add_operators={1: "symmetricHashJoin"})
+
+    entry = json.loads((tmp_path / "new" / "commits" / "2").read_text().split("\n")[1])
+    num_stores = 4 if join_format == "2" else 1
+    assert {len(ids) for ids in entry["stateUniqueIds"]["1"]} == {num_stores}
+    files = [*(tmp_path / "new" / "state" / "1").rglob("3_*.arrows")]
+    in_subdirectories = [path for path in files if not path.parent.name.isdigit()]
+    assert len(files) == num_stores * 4
+    assert len(in_subdirectories) == (len(files) if num_stores == 4 else 0)
+
+
 def test_operators_are_renumbered_dropped_and_added(tmp_path):
     """Catches state under another operator's number."""
     query = make_query(

@@ -19,8 +19,8 @@ import pytest
 from statestore import Checkpoint, Edited, Savepoint, write_savepoint
 from statestore.codec import sorting
 from statestore.codec.spark_types import parse_schema
-from statestore.core.errors import InvalidArgumentError, NotFoundError
-from statestore.spark_files.schemas import read_schemas, write_schemas
+from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
+from statestore.spark_files.schemas import read_schemas, write_families, write_schemas
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
 from statestore.testing.stores import OPERATORS, unsafe_row
 from tests.checkpoints import DEFAULT, files_below, write_checkpoint
@@ -210,6 +210,46 @@ def test_schema_of_values_changes_only_when_told_so(tmp_path: Path) -> None:
     (described,) = savepoint.inspect()[0].column_families
     assert described.value == parse_schema(family.value_schema or "").arrow
     assert family.key_schema == OPERATORS[0][1][0].family.key_schema
+
+
+def test_schema_of_an_older_version_is_changed_where_that_version_has_it(tmp_path: Path) -> None:
+    """Catches a schema that is written into the file of a later run, which the savepoint lacks."""
+    made = make(tmp_path)
+    made.run_batch({1: 1})
+    operator = tmp_path / "query" / "state" / "0"
+    old = json.loads((operator / "_metadata" / "metadata").read_text().split("\n")[1])
+    (operator / "_metadata" / "metadata").unlink()
+    for batch in (0, 2):
+        file = operator / "_stateSchema" / "default" / f"{batch}_x"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(write_families([OPERATORS[0][1][0].family]))
+        old["stateStoreInfo"][0] |= {
+            "stateSchemaId": 0,
+            "stateSchemaFilePaths": [f"file:{file}"],
+            "numColsPrefixKey": 0,
+        }
+        metadata = operator / "_metadata" / "v2" / f"{batch}"
+        metadata.parent.mkdir(exist_ok=True)
+        metadata.write_text(f"v2\n{json.dumps(old)}")
+    sql = "SELECT key, {'most': value.value} AS value FROM state"
+
+    savepoint = tmp_path / "new"
+    Checkpoint(made.path).transform(savepoint, {0: sql}, version=2, change_schema=True)
+
+    (named,) = (savepoint / "state" / "0" / "_metadata" / "v2").iterdir()
+    (store,) = json.loads(named.read_text().split("\n")[1])["stateStoreInfo"]
+    path = Path(store["stateSchemaFilePaths"][0].removeprefix("file:"))
+    (family,) = read_schemas(path.read_bytes(), "")
+    assert parse_schema(family.value_schema or "").names == ("most",)
+
+
+def test_rows_without_a_key_get_none(tmp_path: Path) -> None:
+    """Catches rows of one state partition that Spark looks for in others."""
+    made = make(tmp_path)
+    sql = "SELECT {'country': 'DE'} AS key, value FROM state"
+    with pytest.raises(IncompatibleError, match=r"without a key.*capture_query"):
+        Checkpoint(made.path).transform(tmp_path / "new", {2: sql}, change_schema=True)
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(

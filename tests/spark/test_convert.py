@@ -246,7 +246,7 @@ def test_conversion_is_refused_when_this_spark_cannot_write_it(make_lane: MakeLa
     run_plan(lane)
     new = lane.root / "new"
 
-    with pytest.raises(IncompatibleError, match=r"\[wrong-spark\] .*target='spark-rocksdb'"):
+    with pytest.raises(IncompatibleError, match=r"\[wrong-spark\] .*provider='spark-rocksdb'"):
         Checkpoint(lane.checkpoint, spark=lane.spark).convert(new, "spark-rocksdb")
 
     assert not new.exists()

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from statestore.checkpoint.operator_metadata import read_operators
 from statestore.checkpoint.query_log import read_bytes
-from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.codec.partition_key import partition_key_columns
+from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
 from statestore.core.text import format_count
 from statestore.operations.batches import find_edit, with_every_expiry_due
 from statestore.operations.committed_version import find_version
@@ -139,6 +141,7 @@ def _of_rows(
             )
         made = rows_of(given, stored)
         after = decide_family(family, made.schema(), change_schema=change_schema)
+        _check_key(shape, family, after)
         all_rows.append(FamilyRows(shape, family, after, made, made.what))
     _check_apart(all_rows)
     return _decided(operation, found, shapes, all_rows, destination)
@@ -148,6 +151,23 @@ def _find(
     found: CommittedVersion, shapes: tuple[StoreShape, ...], address: Address
 ) -> tuple[StoreShape, ColumnFamily]:
     return find_shape(shapes, found.checkpoint.operators, address)
+
+
+def _check_key(shape: StoreShape, before: ColumnFamily, after: ColumnFamily) -> None:
+    """Check that a family without a key gets none: its state is in one state partition.
+
+    Raises:
+        IncompatibleError: It gets one.
+    """
+    is_keyed, was_keyed = (bool(partition_key_columns(shape.name, of)) for of in (after, before))
+    if is_keyed and not was_keyed:
+        raise IncompatibleError(
+            "rows without a key cannot be given one",
+            operator=shape.operator,
+            store=shape.name,
+            column_family=before.name,
+            to_fix="capture the new query by capture_query, and write its state by write_savepoint",
+        )
 
 
 def _check_apart(rows: list[FamilyRows]) -> None:
@@ -354,14 +374,16 @@ def _decided(
 def _schema_files(version: CommittedVersion, rows: list[FamilyRows]) -> dict[str, bytes]:
     """Return Spark's files of state schemas that change, by their path."""
     changed: dict[str, dict[str, ColumnFamily]] = {}
+    source, newest_batch = version.checkpoint, max(version.offsets)
     for of in rows:
         if of.change.key_schema is None and of.change.value_schema is None:
             continue
-        operator = version.checkpoint.operator(of.shape.operator)
+        # A later run of the query may have written others.
+        operators = read_operators(source.io, source.state_directory, newest_batch)
+        operator = operators[of.shape.operator]
         store = next(store for store in operator.stores if store.name == of.shape.name)
         path = f"state/{operator.id}/{store.schema_paths[-1]}"
         changed.setdefault(path, {})[of.family.name] = of.family
-    source = version.checkpoint
     return {
         path: replace_schemas(read_bytes(source.io, f"{source.path}/{path}"), path, families)
         for path, families in changed.items()

@@ -42,7 +42,12 @@ from statestore.io.storage import hadoop_uri
 from statestore.operations.copy_result import FamilyChange
 from statestore.operations.full_state import MAX_STATES_AT_ONCE, StateWriter
 from statestore.operations.metadata_file import new_query_id
-from statestore.operations.operator_map import JOIN_OPERATOR, JOIN_STORES
+from statestore.operations.operator_map import (
+    JOIN_FORMAT_KEY,
+    JOIN_OPERATOR,
+    JOIN_STORES,
+    OLDEST_JOIN_FORMAT,
+)
 from statestore.operations.passes import Pass
 from statestore.operations.states import read_rows
 from statestore.operations.writing.join_times import FoundTimes, choose_times, drawn_times
@@ -62,10 +67,7 @@ if TYPE_CHECKING:
 
 _STORES = {"2": JOIN_STORES, "3": (DEFAULT_STORE_NAME,)}
 """The stores of a join in each format that can become format 4."""
-_FORMAT = "spark.sql.streaming.join.stateFormatVersion"
-_OLDEST = "1"
-"""The format where an entry of the offset log says nothing."""
-_CONF = {_FORMAT: "4", "spark.sql.streaming.stateStore.rocksdb.mergeOperatorVersion": "2"}
+_CONF = {JOIN_FORMAT_KEY: "4", "spark.sql.streaming.stateStore.rocksdb.mergeOperatorVersion": "2"}
 """Settings that Spark pins for format 4: the second for a conversion to its RocksDB provider."""
 _SIDES = ("left", "right")
 _COUNTS, _ROWS = "keyToNumValues", "keyWithIndexToValue"
@@ -106,7 +108,7 @@ def with_join_format(
             to_fix="ask for state format 4, of a query that joins two streams",
         )
     version = copy.version
-    found = version.offsets[version.batch].conf.get(_FORMAT, _OLDEST)
+    found = version.offsets[version.batch].conf.get(JOIN_FORMAT_KEY, OLDEST_JOIN_FORMAT)
     if found not in _STORES:
         raise IncompatibleError(
             "the joins of the checkpoint are of a state format that does not become format 4",
