@@ -22,7 +22,8 @@ class RichFunction:
         """Take handles of state, and whatever else the rows need.
 
         Called once in every task, and once in the driver when the query starts, which asks for
-        the names and types of the state only. State can be taken here and nowhere else.
+        the names and types of the state only: of a deep copy, whose handles refuse every call.
+        State can be taken here and nowhere else.
         """
 
     def close(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from copy import copy, deepcopy
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, cast
 
 import pyspark
@@ -214,13 +215,14 @@ class KeyedProcessor(StatefulProcessor):
 
 
 def _states_of(function: RichFunction, time_mode: TimeMode) -> dict[str, tuple[Columns, ...]]:
-    """Return how each state of a function is kept. A copy is opened: what `open` sets stays in it.
+    """Return how each state of a function is kept. A copy is opened: what `open` changes is its.
 
     Raises:
         InvalidArgumentError: Of the descriptors.
     """
     columns: dict[str, tuple[Columns, ...]] = {}
-    opened, runtime = copy(function), RuntimeContext(None, columns, time_mode)
+    modules = {id(each): each for each in sys.modules.values()}  # cloudpickle takes them
+    opened, runtime = deepcopy(function, modules), RuntimeContext(None, columns, time_mode)
     if isinstance(function, Checkpointed):
         _fields_of(function, runtime, hints_of(function.snapshot_state).get("return"))
     opened.open(runtime)

@@ -32,7 +32,7 @@ class RuntimeContext:
 
     Args:
         handle: Spark's handle of the task, or of the driver; None where the function is only asked
-            for its states.
+            for its states. Then every call of what is given out raises InvalidArgumentError.
         columns: How each state is kept, by name. A name that is missing is added: the driver
             finds them out, where the annotations can be read, and a task is given them.
         time_mode: The query's.
@@ -120,6 +120,8 @@ class RuntimeContext:
             ttl_ms = descriptor.ttl.ttl_ms if descriptor.ttl else None
             self._variables[name] = getattr(self._handle, get)(name, *ddls, ttl_ms)
         state = kind(self._variables.get(name), descriptor, *columns)
+        if self._handle is None:
+            _refuse_calls(state, name)
         self._given[name] = descriptor, state
         if hasattr(state, "flush"):
             self.flushes.append(state.flush)
@@ -137,6 +139,22 @@ class RuntimeContext:
         )
         is_same = next(says) == next(says)
         return is_same and (self._handle is not None or known.types == descriptor.types)
+
+
+def _refuse_calls(state: Any, name: str) -> None:
+    """Have a handle without a state variable refuse every call; it would lose what it is given."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise InvalidArgumentError(
+            "a handle of state is of no task",
+            to_fix="call it where rows are processed, and keep it in a field that `open` sets anew "
+            "in every task",
+            state=name,
+        )
+
+    for method in dir(state):
+        if not method.startswith("_"):
+            setattr(state, method, refuse)
 
 
 class TimerService:

@@ -149,6 +149,47 @@ def test_batch_that_fails_changes_nothing() -> None:
     assert again == shown
 
 
+class Appends(keyed.RichFlatMapFunction):
+    """Counts the rows of a key, in a handle that `open` appends to a list."""
+
+    def __init__(self, handles: list[Any]) -> None:
+        self.handles = handles
+
+    def open(self, runtime: Any) -> None:
+        self.handles.append(runtime.get_state(keyed.ValueStateDescriptor("count", int)))
+
+    def flat_map(self, value: Any) -> Iterator[int]:
+        count = (self.handles[0].value() or 0) + 1
+        self.handles[0].update(count)
+        yield count
+
+
+def test_function_is_not_changed_by_the_look_at_its_states() -> None:
+    """Catches a handle of the driver in a list of the function: of all keys, and never written."""
+    function = Appends([])
+    harness = KeyedHarness(function, "key")
+
+    returned = [harness.batch([Row(key=1), Row(key=2)]) for _ in range(2)]
+
+    assert returned == [[Row(value=1), Row(value=1)], [Row(value=2), Row(value=2)]]
+    assert function.handles == []
+
+
+def test_refused_when_a_handle_is_that_of_the_driver() -> None:
+    """Catches updates that are lost, in a list that the copies of a function share."""
+
+    class OfClass(Appends):
+        handles: list[Any] = []  # noqa: RUF012
+
+        def __init__(self) -> None:
+            pass
+
+    harness = KeyedHarness(OfClass(), "key")
+
+    with pytest.raises(InvalidArgumentError, match=r"state='count'. To fix: .*`open`"):
+        harness.batch([Row(key=1)])
+
+
 class Stateful(StatefulProcessor):
     """A processor as Spark's documentation writes one."""
 
