@@ -203,6 +203,16 @@ def _engine(error_class: str, kind: str) -> str:
             "ExtendedAnalysisException",
         ),
         ("java.text.ParseException: Unparseable date", None),
+        (
+            "org.apache.spark.sql.AnalysisException: org.apache.hadoop.hive.ql.metadata."
+            "HiveException: org.apache.thrift.transport.TTransportException: Read timed out",
+            None,
+        ),
+        (
+            "pyspark.errors.exceptions.captured.AnalysisException: [_LEGACY_ERROR_TEMP_3065] "
+            "org.apache.thrift.transport.TTransportException: Read timed out",
+            None,
+        ),
         ("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012", "22012"),
         (
             "[STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE] Provided value schema. SQLSTATE: XXKST",
