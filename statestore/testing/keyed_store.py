@@ -35,6 +35,7 @@ TIMERS = {
     "ProcessingTime": "$procTimers_keyToTimestamp",
 }
 """Addresses of timers in a checkpoint, by time mode."""
+_EXPIRES = "ttlExpirationMs"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -51,12 +52,13 @@ class Entry(NamedTuple):
 
     Attributes:
         map_key: Of a map's entry.
-        written_ms: When, by processing time.
+        expires_ms: When, by processing time; None for never. It stays when the time to live of the
+            state becomes another one.
     """
 
     map_key: Any
     row: Any
-    written_ms: int
+    expires_ms: int | None
 
 
 @dataclass
@@ -75,7 +77,7 @@ class Variable:
         store: Has the key in hand and the time.
         kind: value, list or map.
         schemas: Of the values, and before it of a map's keys.
-        ttl_ms: How long an entry lives; None for ever.
+        ttl_ms: How long a new entry lives; None for ever.
         entries: What each key has, by the key's identity.
     """
 
@@ -122,7 +124,8 @@ class Variable:
         Raises:
             InvalidArgumentError: The value is not of the columns' types.
         """
-        return Entry(map_key, kept_of(value, self.schemas[-1]), self.store.now_ms)
+        expires_ms = None if self.ttl_ms is None else self.store.now_ms + self.ttl_ms
+        return Entry(map_key, kept_of(value, self.schemas[-1]), expires_ms)
 
     def read(self, entry: Entry) -> Columns:
         """Return an entry's row as a program gets it: a copy."""
@@ -133,7 +136,7 @@ class Variable:
         return tuple(self.schemas[0].fromInternal(copy.deepcopy(entry.map_key)))
 
     def _lives(self, entry: Entry) -> bool:
-        return self.ttl_ms is None or entry.written_ms + self.ttl_ms > self.store.now_ms
+        return entry.expires_ms is None or entry.expires_ms > self.store.now_ms
 
 
 class _Value(Variable):
@@ -240,18 +243,18 @@ class KeyedStore:
         """Return a state variable, with what there was of it before.
 
         Raises:
-            InvalidArgumentError: It was of another kind, or of other columns.
+            InvalidArgumentError: It was of another kind, or of other columns, or its time to live
+                was added or removed.
         """
         taken = _KINDS[kind](self, kind, schemas, ttl_ms)
         before = self.variables.get(name)
         if before is not None:
-            was, now = ([each.kind, *map(_shape, each.schemas)] for each in (before, taken))
+            was, now = (
+                [each.kind, each.ttl_ms is None, *map(_shape, each.schemas)]
+                for each in (before, taken)
+            )
             if was != now:
-                raise InvalidArgumentError(
-                    "a state is of another kind or type than before, which Spark refuses",
-                    to_fix="give it another name, and delete the old one",
-                    state=name,
-                )
+                raise _other_state(name)
             taken.entries = before.entries
         elif name not in self._begun:
             for key, entry in self._stored(name, taken):
@@ -270,17 +273,18 @@ class KeyedStore:
         """Yield key and entry of what a state begins with."""
         of_map_key, of_value = variable.schemas[0], variable.schemas[-1]
         for row in self._rows(name):
-            key, map_key, value, written_ms = row["key"], None, row["value"], -1
+            key, map_key, value, expires_ms = row["key"], None, row["value"], None
             if variable.kind == "map":
                 key, map_key = (
                     key["key"],
                     kept_of(_of_arrow(key["userKey"], of_map_key), of_map_key),
                 )
+            if (_EXPIRES in value) != (variable.ttl_ms is not None):
+                raise _other_state(name)
             if variable.ttl_ms is not None:
-                written_ms = value["ttlExpirationMs"] - variable.ttl_ms
-                value = value["value"]
+                value, expires_ms = value["value"], value[_EXPIRES]
             kept = kept_of(_of_arrow(value, of_value), of_value)
-            yield tuple(_as_spark(key)), Entry(map_key, kept, written_ms)
+            yield tuple(_as_spark(key)), Entry(map_key, kept, expires_ms)
 
     def _rows(self, name: str | None) -> list[Any]:
         """Return the rows of an address that the state to begin with has, else none."""
@@ -440,6 +444,15 @@ def _shape(kind: sql.DataType) -> Any:
     if isinstance(kind, sql.MapType):
         return ["map", _shape(kind.keyType), _shape(kind.valueType)]
     return kind.simpleString()
+
+
+def _other_state(name: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "a state is of another kind or type than before, or its time to live was added or removed; "
+        "Spark refuses it",
+        to_fix="give it another name, and delete the old one",
+        state=name,
+    )
 
 
 def _as_spark(value: Any) -> Any:

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -25,7 +27,9 @@ from tests.attack.keyed import STEP_MS, Plan, plan_of
 from tests.keyed import model
 from tests.keyed.program import PLANNED, START_MS
 
-DAY_MS = 86_400_000
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+ENDS = {"ttlExpirationMs": HOUR_MS}
 
 
 def assert_equals_model(plan: Plan, directory: Path) -> Counter[str]:
@@ -313,6 +317,63 @@ def harness_of_events() -> KeyedHarness:
 
 def harness_of_visits() -> KeyedHarness:
     return KeyedHarness(Visits(), "user", time_mode="ProcessingTime")
+
+
+class Keeps(keyed.RichFlatMapFunction):
+    """Keeps the value of a row that has one, and returns what it has."""
+
+    def __init__(self, ttl_hours: float | None) -> None:
+        self.ttl = ttl_hours and keyed.StateTtlConfig(timedelta(hours=ttl_hours))
+
+    def open(self, runtime: Any) -> None:
+        self.kept = runtime.get_state(keyed.ValueStateDescriptor("kept", int, ttl=self.ttl))
+
+    def flat_map(self, value: Any) -> Iterator[int | None]:
+        if value.value:
+            self.kept.update(value.value)
+        yield self.kept.value()
+
+
+def test_entry_keeps_its_end_when_the_time_to_live_is_another() -> None:
+    """Catches state that lives shorter or longer than Spark, which keeps the end, has it live."""
+    harness = KeyedHarness(Keeps(2), "key", time_mode="ProcessingTime")
+    harness.batch([Row(key=1, value=7)], at_ms=0)
+
+    harness.restart(Keeps(1))
+    lives = harness.batch([Row(key=1, value=None)], at_ms=2 * HOUR_MS - 1)
+    harness.restart(Keeps(3))
+    ended = harness.batch([Row(key=1, value=None)], at_ms=2 * HOUR_MS)
+
+    assert lives + ended == [Row(value=7), Row(value=None)]
+
+
+@pytest.mark.parametrize("hours", [(None, 1), (1, None)])
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_refused_when_a_time_to_live_is_added_or_removed(hours: Any, is_stored: bool) -> None:
+    """Catches an upgrade that passes its test, and whose values Spark refuses to read."""
+    before, after = map(Keeps, hours)
+    if is_stored:
+        value = {"value": 7} if before.ttl is None else {"value": {"value": 7}, **ENDS}
+        state: Any = Stored({"kept": [{"key": {"key": 1}, "value": value}]})
+        harness = KeyedHarness(after, "key", time_mode="ProcessingTime", state=state)
+    else:
+        harness = KeyedHarness(before, "key", time_mode="ProcessingTime")
+        harness.batch([Row(key=1, value=7)], at_ms=1)
+        harness.restart(after)
+
+    with pytest.raises(InvalidArgumentError, match=r"time to live.*state='kept'"):
+        harness.batch([Row(key=1, value=None)], at_ms=2)
+
+
+class Stored:
+    """Rows of a checkpoint, by address."""
+
+    def __init__(self, rows: dict[str, list[Any]]) -> None:
+        self._rows = rows
+
+    def rows(self, name: str) -> Any:
+        table = pa.Table.from_pylist(self._rows.get(name, []))
+        return SimpleNamespace(read=lambda: table)
 
 
 def test_refused_when_a_state_has_another_type_than_before() -> None:

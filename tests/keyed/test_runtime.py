@@ -177,11 +177,11 @@ def test_time_to_live_does_not_begin_anew_when_an_addition_is_refused(refused: A
     state.flush()
 
     (entry,) = store.variables["sum"].alive()
-    assert entry.written_ms == 1
+    assert entry.expires_ms == HOUR.ttl_ms + 1
     assert state.get() == 3
     state.flush()
     (entry,) = store.variables["sum"].alive()
-    assert (entry.row, entry.written_ms) == ((3,), 2)
+    assert (entry.row, entry.expires_ms) == ((3,), HOUR.ttl_ms + 2)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_null_is_read_when_a_read_writes_it_again(
     assert [*state.get()] == [element]
 
     assert rows(store) == [row]
-    assert [entry.written_ms for entry in variable.alive()] == [2]
+    assert [entry.expires_ms for entry in variable.alive()] == [HOUR.ttl_ms + 2]
     with pytest.raises(InvalidArgumentError):
         state.add(element)
 
