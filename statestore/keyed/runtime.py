@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
@@ -197,7 +198,8 @@ class TimerService:
         """Call `on_timer` in the first batch whose watermark has reached it.
 
         Raises:
-            InvalidArgumentError: The time mode is another one. So do the three below.
+            InvalidArgumentError: The time mode is another one, or the time no whole number; no
+                timer is changed. So do the three below.
         """
         self._register("EventTime", timestamp)
 
@@ -215,11 +217,13 @@ class TimerService:
 
     def _register(self, time_mode: TimeMode, timestamp: int) -> None:
         self._require(time_mode)
+        timestamp = whole_ms(timestamp)
         self._handle.registerTimer(timestamp)
         self._deleted.discard((repr(self.key), timestamp))
 
     def _delete(self, time_mode: TimeMode, timestamp: int) -> None:
         self._require(time_mode)
+        timestamp = whole_ms(timestamp)
         self._handle.deleteTimer(timestamp)
         if self._is_firing:
             self._deleted.add((repr(self.key), timestamp))
@@ -231,6 +235,22 @@ class TimerService:
                 to_fix=f"give process() time_mode={time_mode!r}",
                 time_mode=self._time_mode,
             )
+
+
+def whole_ms(timestamp: Any) -> int:
+    """Return the time of a timer as an int.
+
+    Raises:
+        InvalidArgumentError: It is no whole number; Spark refuses it, too, by no name.
+    """
+    try:
+        return operator.index(timestamp)
+    except TypeError:
+        raise InvalidArgumentError(
+            "a timer is at a whole number of milliseconds",
+            to_fix="give int(timestamp)",
+            timestamp=timestamp,
+        ) from None
 
 
 class Context:

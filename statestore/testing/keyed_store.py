@@ -24,7 +24,7 @@ from pyspark.sql.streaming.stateful_processor import TimerValues
 from statestore.codec.python_values import to_pylist
 from statestore.core.errors import InvalidArgumentError
 from statestore.keyed.ddl import parse_ddl
-from statestore.keyed.runtime import TimeMode
+from statestore.keyed.runtime import TimeMode, whole_ms
 from statestore.operations.addresses import NO_SUCH_ROWS
 
 Key = tuple[Any, ...]
@@ -342,10 +342,12 @@ class Handle:
         self._store.drop(stateName)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        self._timers()[identity(self._store.key), expiryTimestampMs] = self._store.key
+        place = identity(self._store.key), whole_ms(expiryTimestampMs)
+        self._timers()[place] = self._store.key
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        self._timers().pop((identity(self._store.key), expiryTimestampMs), None)
+        place = identity(self._store.key), whole_ms(expiryTimestampMs)
+        self._timers().pop(place, None)
 
     def listTimers(self) -> Iterator[int]:
         mine = identity(self._store.key)

@@ -10,6 +10,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
@@ -236,6 +237,38 @@ def test_refused_what_spark_would_keep_as_something_else(value: Any) -> None:
 
     with pytest.raises(InvalidArgumentError, match="not of the type that the state keeps"):
         harness.batch([Row(key="a", value=value)])
+
+
+class Sets(StatefulProcessor):
+    """Sets and deletes timers by Spark's handle."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N803
+        for row in rows:
+            getattr(self.handle, f"{row.does}Timer")(row.at_ms)
+        yield from ()
+
+
+class SetsOurs(keyed.KeyedProcessFunction):
+    """Sets and deletes timers by ours."""
+
+    def process_element(self, value: Any, context: Any) -> Iterator[int]:
+        getattr(context.timer_service(), f"{value.does}_event_time_timer")(value.at_ms)
+        yield from ()
+
+
+@pytest.mark.parametrize("does", ["register", "delete"])
+@pytest.mark.parametrize("function", [Sets(), SetsOurs()])
+def test_refused_when_a_timer_is_at_no_whole_number(function: Any, does: str) -> None:
+    """Catches a time that passes its test, and ends every batch of the query."""
+    harness = KeyedHarness(function, "key", time_mode="EventTime")
+    harness.batch([Row(key=1, does="register", at_ms=np.int64(5))])
+    assert repr(harness.timers()) == "{(5, 1)}"
+
+    with pytest.raises(InvalidArgumentError, match=r"timestamp=1\.5\. To fix: .*int"):
+        harness.batch([Row(key=1, does=does, at_ms=1.5)])
 
 
 def test_rows_that_are_late_are_dropped() -> None:
