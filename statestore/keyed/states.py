@@ -204,14 +204,8 @@ class MapState(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """Return the value of an entry; None when there is none."""
-        kept = self._to_key(key)
-        row = self._variable.getValue(kept)
-        if row is None:
-            return None
-        if self._writes_on_read:
-            row = self._value_again(row)
-            self._variable.updateValue(kept, row)
-        return self._from_value(row)  # type: ignore[no-any-return]
+        row = self._read(self._to_key(key))
+        return None if row is None else self._from_value(row)
 
     def put(self, key: K, value: V) -> None:
         """Set the value of an entry."""
@@ -228,8 +222,11 @@ class MapState(Generic[K, V]):
         self._variable.removeKey(self._to_key(key))
 
     def contains(self, key: K) -> bool:
-        """Return whether there is an entry."""
-        return bool(self._variable.containsKey(self._to_key(key)))
+        """Return whether there is an entry; a read of it, as of its time to live."""
+        kept = self._to_key(key)
+        if self._writes_on_read:
+            return self._read(kept) is not None
+        return bool(self._variable.containsKey(kept))
 
     def items(self) -> Iterator[tuple[K, V]]:
         """Return all entries of the current key, in no order."""
@@ -245,12 +242,19 @@ class MapState(Generic[K, V]):
         return self._part(self._variable.values, self._from_value, 1)
 
     def is_empty(self) -> bool:
-        """Return whether there is no entry."""
+        """Return whether there is no entry; no read of any, as in Flink."""
         return not self._variable.exists()
 
     def clear(self) -> None:
         """Forget the map of the current key."""
         self._variable.clear()
+
+    def _read(self, kept: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        row: tuple[Any, ...] | None = self._variable.getValue(kept)
+        if row is not None and self._writes_on_read:
+            row = self._value_again(row)
+            self._variable.updateValue(kept, row)
+        return row
 
     def _part(
         self, read: Callable[[], Iterator[Any]], convert: Callable[[Any], Any], place: int

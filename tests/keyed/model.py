@@ -192,8 +192,7 @@ class PlainState:
         if self.is_list:
             return iter([deepcopy(each.value) for each in self.alive(is_read=True)])
         if self.is_map:
-            found = [each for each in self.alive(is_read=False) if each.key == key[0]]
-            self._renew(found)
+            found = self._found(key[0])
             return deepcopy(found[0].value) if found else None
         combine, held = getattr(self.descriptor, "aggregate", None), self._only()
         return held if combine is None or held is None else combine.get_result(held)
@@ -211,7 +210,12 @@ class PlainState:
         self.of_keys[self.plain.key] = kept
 
     def contains(self, key: Any) -> bool:
-        return any(each.key == key for each in self.alive(is_read=False))
+        return bool(self._found(key))
+
+    def _found(self, key: Any) -> list[Entry]:
+        found = [each for each in self.alive(is_read=False) if each.key == key]
+        self._renew(found)
+        return found
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         return iter([deepcopy((each.key, each.value)) for each in self.alive(is_read=True)])

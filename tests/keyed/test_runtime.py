@@ -214,6 +214,23 @@ def test_null_is_read_when_a_read_writes_it_again(
         state.add(element)
 
 
+def test_time_to_live_begins_anew_when_a_map_is_asked_for_a_key() -> None:
+    """Catches a key that is asked for in every batch, and goes; another key's time goes on."""
+    store = a_store("ProcessingTime")
+    ttl = keyed.StateTtlConfig(timedelta(hours=1), "OnReadAndWrite")
+    handle = task(store, "ProcessingTime", 1)
+    state = RuntimeContext(handle, {}, "ProcessingTime").get_map_state(
+        keyed.MapStateDescriptor("map", int, int, ttl=ttl)
+    )
+    state.put_all({5: 50, 6: 60})
+    store.now_ms = 2
+
+    assert [state.contains(key) for key in (5, 7)] == [True, False]
+
+    ends = {entry.map_key[0]: entry.expires_ms for entry in store.variables["map"].alive()}
+    assert ends == {5: HOUR.ttl_ms + 2, 6: HOUR.ttl_ms + 1}
+
+
 def test_timer_does_not_fire_when_one_before_it_deleted_it() -> None:
     """Catches a timer that fires for Spark found it due before another one deleted it.
 
