@@ -75,14 +75,17 @@ def columns_of(
         kind: A type of the table above, or the DDL of columns, `"count BIGINT, sum BIGINT"`: then
             values are tuples of them.
         is_key: Rows are keys: equal values have equal rows.
-        is_output: Rows leave the query: structs are dicts, and Spark checks what DDL names.
+        is_output: Rows leave the query: structs are dicts. Of columns that DDL names, a value is a
+            tuple, a list, or a dict by their names, where one that is missing is NULL; Spark checks
+            their types.
         owner: Fields of errors, as in `state="average"`.
 
     Raises:
         InvalidArgumentError: No type of Spark belongs to it.
     """
     if isinstance(kind, str) and is_output:
-        return Columns(kind, tuple, tuple, tuple)
+        names = [each["name"] for each in _parse(kind)["fields"]]
+        return Columns(kind, _refusing(_to_named(names), owner), tuple, tuple)
     try:
         ddl, to_row, from_row = _columns_of(kind, _Maker(is_key, is_output))
     except InvalidArgumentError as error:
@@ -222,6 +225,24 @@ def _parse(ddl: str) -> Json:
     from statestore.keyed.ddl import parse_ddl  # descriptors need no pyspark
 
     return parse_ddl(ddl).jsonValue()
+
+
+def _to_named(names: list[str]) -> Convert:
+    """Return a function that makes a tuple of columns of a value that has them."""
+    expected = f"tuple, list or dict of {', '.join(names)}"
+
+    def to_row(value: Any) -> tuple[Any, ...]:
+        if isinstance(value, dict):
+            if not value.keys() <= set(names):
+                raise MisfitError(expected, value, "with other names")
+            return tuple(map(value.get, names))
+        if not isinstance(value, tuple | list):
+            raise MisfitError(expected, value)
+        if len(value) != len(names):
+            raise MisfitError(expected, value, f"of {len(value)}")
+        return tuple(value)
+
+    return to_row
 
 
 def _kind_of(named: Json, ddl: str) -> Any:

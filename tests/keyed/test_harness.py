@@ -239,6 +239,31 @@ def test_refused_what_spark_would_keep_as_something_else(value: Any) -> None:
         harness.batch([Row(key="a", value=value)])
 
 
+class Returns(keyed.RichFlatMapFunction):
+    """Returns the value of each row."""
+
+    def flat_map(self, value: Any) -> Any:
+        yield value.value
+
+
+@pytest.mark.parametrize("value", [(1, "x"), [1, "x"], {"b": "x", "a": 1}, Row(a=1, b="x")])
+def test_row_of_columns_that_ddl_names_is_returned(value: Any) -> None:
+    """Catches names of columns in place of their values."""
+    harness = KeyedHarness(Returns(), "key", output="a INT, b STRING")
+
+    assert harness.batch([Row(key=1, value=value)]) == [Row(a=1, b="x")]
+    assert harness.batch([Row(key=1, value={"b": "x"})]) == [Row(a=None, b="x")]
+
+
+@pytest.mark.parametrize("value", [{"a": 1, "c": 2}, "xy", 1, {1, 2}, (1,), [1, "x", 2], None])
+def test_refused_what_is_no_row_of_the_columns_that_ddl_names(value: Any) -> None:
+    """Catches the characters of a text, or a part of a value, as the columns of a row."""
+    harness = KeyedHarness(Returns(), "key", output="a INT, b STRING")
+
+    with pytest.raises(InvalidArgumentError, match=r"output_of='Returns'.* a, b"):
+        harness.batch([Row(key=1, value=value)])
+
+
 class Sets(StatefulProcessor):
     """Sets and deletes timers by Spark's handle."""
 
