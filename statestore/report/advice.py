@@ -128,9 +128,9 @@ def _skew(facts: Facts) -> Iterator[Advice]:
         if spread.maximum < SKEWED_ROWS:
             continue
         rows = max(store.key_groups, key=sum)
+        than = f"{spread.skew:.1f} times the median" if spread.median else "while most have none"
         seen = (
-            f"The largest state partition of {store.title} has {spread.maximum:,.0f} rows, "
-            f"{spread.skew:.1f} times the median."
+            f"The largest state partition of {store.title} has {spread.maximum:,.0f} rows, {than}."
         )
         if max(rows) / max(1, sum(rows)) > HOT_SHARE:
             yield Advice(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -71,8 +72,10 @@ class Spread:
 
     @property
     def skew(self) -> float:
-        """The largest number divided by the median; 1 where the median is 0."""
-        return self.maximum / self.median if self.median else 1.0
+        """The largest number divided by the median: infinite if only that is 0, 1 if both are."""
+        if self.median:
+            return self.maximum / self.median
+        return math.inf if self.maximum else 1.0
 
 
 @dataclass(frozen=True, slots=True)

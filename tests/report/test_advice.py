@@ -160,6 +160,16 @@ def test_skew_is_told_apart_by_whether_a_rescale_helps():
     assert told(replace(spread, stores=(replace(spread.stores[0], key_groups=None),))) == []
 
 
+def test_hot_key_is_told_where_most_state_partitions_are_empty():
+    """Catches a median of 0 that hides the worst skew there is."""
+    parts = [partition(number, rows) for number, rows in enumerate((1_000_000, *[0] * 7))]
+    hot = facts(*parts, key_groups=((999_000, 1_000), *[(0, 0)] * 7))
+
+    assert told(hot) == [("hot-key", "statestore inspect /ck --rows 0 --key-groups")]
+    assert "has 1,000,000 rows, while most have none. Most of" in advise(hot)[0].text
+    assert told(facts(*[partition(number, 0) for number in range(2)], key_groups=((0,),) * 2)) == []
+
+
 def test_long_chains_retention_and_a_slow_disk_are_named():
     """Catches a rule that looks at the wrong number."""
     chained = facts(partition(0, 100, num_files=1_000), partition(1, 100))
