@@ -48,7 +48,7 @@ class Columns(NamedTuple):
             InvalidArgumentError of a value that would not come back as it is.
         from_row: Makes a new value of a row.
         again: Makes of a row that Spark read one to be written once more. NULL stays NULL, which a
-            bootstrap or an edit may have given where the type has no None.
+            bootstrap or an edit may have given where the type has no None. Raises as `to_row`.
     """
 
     ddl: str
@@ -92,7 +92,8 @@ def columns_of(
         error.fields = {**owner, **error.fields}
         raise
     keep = _columns_of(kind, _Maker(is_key, is_output, takes_null=True))[1]
-    return Columns(ddl, _refusing(to_row, owner), from_row, lambda row: keep(from_row(row)))
+    again = _refusing(lambda row: keep(from_row(row)), owner)
+    return Columns(ddl, _refusing(to_row, owner), from_row, again)
 
 
 def _columns_of(kind: Any, maker: _Maker) -> tuple[str, Convert, Convert]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import date, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -212,6 +212,20 @@ def test_null_is_read_when_a_read_writes_it_again(
     assert [entry.expires_ms for entry in variable.alive()] == [HOUR.ttl_ms + 2]
     with pytest.raises(InvalidArgumentError):
         state.add(element)
+
+
+def test_refused_by_name_when_a_read_cannot_write_again() -> None:
+    """Catches an error that says neither which state has the row, nor what is wrong with it."""
+    store = a_store("ProcessingTime")
+    ttl = keyed.StateTtlConfig(timedelta(hours=1), "OnReadAndWrite")
+    state = RuntimeContext(task(store, "ProcessingTime", 1), {}, "ProcessingTime").get_state(
+        keyed.ValueStateDescriptor("day", date, ttl=ttl)
+    )
+    variable = store.variables["day"]
+    variable.replace([variable.entry((date(1582, 10, 10),))])
+
+    with pytest.raises(InvalidArgumentError, match=r"state='day', .* of 5 to 14 October 1582"):
+        state.value()
 
 
 def test_time_to_live_begins_anew_when_a_map_is_asked_for_a_key() -> None:
