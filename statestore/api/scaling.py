@@ -227,12 +227,11 @@ class _Run:
         except StateStoreError as error:
             self._of.pass_over(error)
             return False
-        if not self._query.isActive:
-            return False  # somebody else has stopped it
-        stop_after_batch(self._query)
+        is_alone = stop_after_batch(self._query)
         self._query.awaitTermination()  # raises where the last batch has failed
-        self._rescale(decision)
-        return True
+        if is_alone:
+            self._rescale(decision)
+        return is_alone  # where somebody else has stopped it, it does not go on
 
     def _decide(self) -> Decision | None:
         load = self._newest_load()

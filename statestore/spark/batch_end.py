@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from statestore.core.clock import SystemClock
@@ -14,34 +15,53 @@ if TYPE_CHECKING:
 _POLL_S = 0.02
 _AFTER_PLANNING_MS = 100
 """So long after its planning a batch has seen for the last time whether its query is to go on."""
+_stops: deque[str] = deque(maxlen=256)
+"""The run of each of the last stops."""
 
 
-def stop_after_batch(query: StreamingQuery, wait_s: float = math.inf) -> None:
+def stop_after_batch(query: StreamingQuery, wait_s: float = math.inf) -> bool:
     """Stop a query of this driver when the batch that it runs has ended, and begin no other.
 
     Args:
         query: The query; one that has ended stays as it is.
         wait_s: Longest wait for the end of the batch, in seconds; then it is interrupted.
 
+    Returns:
+        Whether nobody else stopped it, or had it stopped, before it had ended.
+
     On return the query has stopped. All batches that it planned are committed, but for one that
     failed, was interrupted, or began in the very moment in which the query was told to end.
     """
+    _stops.append(str(query.runId))
     execution: Any = query._jsq.streamingQuery()  # noqa: SLF001
     clock = SystemClock()
     end_ms = clock.elapsed_ms() + wait_s * 1000
     planned: tuple[int, float] | None = None  # a batch, and when its planning was seen to be over
-    is_ended = False
+    was_active: bool | None = None  # as it was told to end
     while query.status["isTriggerActive"] and clock.elapsed_ms() < end_ms:
         running = execution.getLatestExecutionContext()
-        if not is_ended and running.getDuration("queryPlanning").isDefined():
+        if was_active is None and running.getDuration("queryPlanning").isDefined():
             batch = int(running.batchId())
             if planned is None or planned[0] != batch:
                 planned = batch, clock.elapsed_ms()
             if clock.elapsed_ms() - planned[1] > _AFTER_PLANNING_MS:
+                was_active = query.isActive
                 _end(execution)
-                is_ended = True
         time.sleep(_POLL_S)
+    if was_active is None:
+        was_active, planned = query.isActive, None
     query.stop()
+    is_whole = planned is None or _is_reported(query, planned[0])
+    return was_active and is_whole and _stops.count(str(query.runId)) == 1
+
+
+def _is_reported(query: StreamingQuery, batch: int) -> bool:
+    """Return whether a query has reported a batch: it has not where the batch was interrupted."""
+    progress = query.lastProgress
+    if progress is None or progress["batchId"] < batch:
+        return False
+    # Now and then Spark reports that it is idle, with the number of the batch to come.
+    return progress["batchId"] > batch or "addBatch" in progress["durationMs"]
 
 
 def _end(execution: Any) -> None:

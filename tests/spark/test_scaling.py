@@ -20,7 +20,9 @@ from pyspark.sql import SparkSession
 
 import statestore
 from statestore import Between, Checkpoint, NoRestart, QueryFailedError
+from statestore.api import scaling, stopping
 from statestore.core.clock import ManualClock
+from statestore.spark import batch_end
 
 from .conftest import EXTENDED, PROVIDER, MakeLane, state_in_files
 from .harness import FILESYSTEM, HDFS, HEAP, ROCKSDB_BACKEND, STATE_STORE, Lane, wait_for
@@ -173,6 +175,55 @@ def test_query_without_an_interval_is_refused(make_lane: MakeLane) -> None:
 
     assert raised.value.kind == "query-failed"
     assert not handles[0].isActive
+
+
+@pytest.mark.parametrize("moment", ["before", "after", "savepoint"])
+def test_query_that_somebody_stops_during_a_change_does_not_go_on(
+    make_lane: MakeLane, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Catches a query that starts again after its program has stopped it.
+
+    It stops the query before the scaler does, or interrupts the last batch, or waits for it.
+    """
+    lane = make_lane(QUERY, conf=FOUR)
+    lane.feed(*QUERY.plan[0][:6])
+    stop, end = scaling.stop_after_batch, batch_end._end
+    others: list[threading.Thread] = []
+    is_told = threading.Event()
+
+    def beside(call: Callable[..., Any], *arguments: Any) -> None:
+        others.append(threading.Thread(target=call, args=arguments))
+        others[-1].start()
+
+    def stop_first(query: Any) -> bool:
+        if moment == "before":
+            query.stop()
+        return stop(query)
+
+    def stop_then(execution: Any) -> None:
+        end(execution)
+        if not others:
+            query = run.handles[-1]
+            if moment == "after":
+                beside(query.stop)
+            elif moment == "savepoint":
+                beside(statestore.stop_with_savepoint, query, lane.root / "savepoint")
+                is_told.wait(60)
+
+    def told(query: Any, wait_s: float) -> bool:
+        is_told.set()
+        return stop(query, wait_s)
+
+    monkeypatch.setattr(scaling, "stop_after_batch", stop_first)
+    monkeypatch.setattr(batch_end, "_end", stop_then)
+    monkeypatch.setattr(stopping, "stop_after_batch", told)
+    with Run(lane) as run:
+        wait_for(lambda: run.past is not None or len(run.handles) == 2, "the end of the run")
+        for other in others:
+            other.join(60)
+
+    assert len(run.handles) == 1
+    assert Checkpoint(lane.checkpoint).info.num_partitions == 4
 
 
 PARTITIONS = f"{STATE_STORE}.partitions"
