@@ -34,6 +34,7 @@ from statestore.testing.keyed_store import (
     Key,
     KeyedStore,
     StateToBeginWith,
+    as_spark,
     grouped,
     identity,
     microseconds,
@@ -243,7 +244,9 @@ class KeyedHarness:
             store.key = key
             yield from (
                 processor.handleExpiredTimer(
-                    key=key, timerValues=now, expiredTimerInfo=ExpiredTimerInfo(place[1])
+                    key=tuple(map(as_spark, key)),
+                    timerValues=now,
+                    expiredTimerInfo=ExpiredTimerInfo(place[1]),
                 )
                 or ()
             )

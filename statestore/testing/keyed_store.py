@@ -220,7 +220,7 @@ class KeyedStore:
         self.variables: dict[str, Variable] = {}
         self.timers: dict[tuple[Any, int], Key] = {}
         for row in self._rows(TIMERS.get(time_mode)):
-            key = tuple(_as_spark(row["key"]["key"]))
+            key = tuple(as_spark(row["key"]["key"]))
             self.timers[identity(key), row["key"]["expiryTimestampMs"]] = key
 
     @contextmanager
@@ -284,7 +284,7 @@ class KeyedStore:
             if variable.ttl_ms is not None:
                 value, expires_ms = value["value"], value[_EXPIRES]
             kept = kept_of(_of_arrow(value, of_value), of_value)
-            yield tuple(_as_spark(key)), Entry(map_key, kept, expires_ms)
+            yield tuple(as_spark(key)), Entry(map_key, kept, expires_ms)
 
     def _rows(self, name: str | None) -> list[Any]:
         """Return the rows of an address that the state to begin with has, else none."""
@@ -457,12 +457,15 @@ def _other_state(name: str) -> InvalidArgumentError:
     )
 
 
-def _as_spark(value: Any) -> Any:
-    """Return a key as a program gets it, of one that Arrow shows; no map is in a key."""
+def as_spark(value: Any) -> Any:
+    """Return a key as Spark hands it to a timer, of one of a row or of Arrow; it has no map.
+
+    Its times have no zone there, and are local. In rows and their keys they have one.
+    """
     if isinstance(value, dict):
-        return Row(*value)(*map(_as_spark, value.values()))
+        return Row(*value)(*map(as_spark, value.values()))
     if isinstance(value, list):
-        return [*map(_as_spark, value)]
+        return [*map(as_spark, value)]
     if isinstance(value, datetime) and value.tzinfo:
         return value.astimezone().replace(tzinfo=None)
     return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -294,6 +294,25 @@ def test_refused_when_a_timer_is_at_no_whole_number(function: Any, does: str) ->
 
     with pytest.raises(InvalidArgumentError, match=r"timestamp=1\.5\. To fix: .*int"):
         harness.batch([Row(key=1, does=does, at_ms=1.5)])
+
+
+def test_time_in_a_key_has_a_zone_in_rows_and_none_in_timers() -> None:
+    """Catches a comparison of times that ends the query at its first timer."""
+
+    class ShowsKey(keyed.KeyedProcessFunction):
+        def process_element(self, value: Any, context: Any) -> Iterator[str]:
+            context.timer_service().register_event_time_timer(5)
+            yield repr(context.get_current_key())
+
+        def on_timer(self, timestamp: int, context: Any) -> Iterator[str]:
+            yield repr(context.get_current_key())
+
+    harness = KeyedHarness(ShowsKey(), "key", time_mode="EventTime")
+    at = datetime(2024, 1, 31, 12, tzinfo=UTC)
+    local = at.astimezone().replace(tzinfo=None)
+
+    assert harness.batch([Row(key=at)]) == [Row(value=repr(at))]
+    assert harness.batch(watermark_ms=5) == [Row(value=repr(local))]
 
 
 def test_rows_that_are_late_are_dropped() -> None:
