@@ -235,7 +235,14 @@ ROWS = pa.RecordBatch.from_pylist(
     [
         {
             "key": {"user": "u0", "shop": "007", "window": WINDOW},
-            "value": {"user": "u1", "count": 7, "tags": ["007"], "ratio": 0.5},
+            "value": {
+                "user": "u1",
+                "count": 7,
+                "tags": ["007"],
+                "ratio": 0.5,
+                "day": dt.date(2024, 1, 1),
+                "local": dt.datetime.fromisoformat("2024-01-01T23:00"),
+            },
         }
     ]
 )
@@ -289,6 +296,11 @@ ROWS = pa.RecordBatch.from_pylist(
         ("count = '5.5'", "numbers without quotes"),
         ("count BETWEEN '6.5' AND 8", "numbers without quotes"),
         ("ratio > '0'", "numbers without quotes"),
+        ("day >= '2024-01-01 12:00'", "text='2024-01-01 12:00', type='DATE'"),
+        ("day IN ('2024-01-01', '2024-01-01 12:00')", "says more than the day"),
+        ("start > DATE '2024-01-01 12:00'", "says more than the day"),
+        ("local < '2024-01-01 23:30+02'", "type='TIMESTAMP'"),
+        ("start < TIMESTAMP '2024-01-01 23:30+02'", "type='TIMESTAMP'"),
         ("count = 7; DROP TABLE state", "not one expression|syntax error"),
         ("count = 7) FROM state; SELECT (1", "not one expression"),
         ("count = 7 -- and shop = 'x'", "comment"),
@@ -316,6 +328,8 @@ def test_condition_that_is_not_of_a_rows_columns_is_refused(text: str, said: str
         "start = '2024-01-01'",
         "start = '2024-01-01 01:00+01'",
         "key.window.start < TIMESTAMP '2024-01-01 00:00:01'",
+        "day = '2024-01-01' AND day = '2024-01-01 00:00' AND local = '2024-01-01 23:00Z'",
+        "day < TIMESTAMP '2024-01-01 12:00' AND local > '2024-01-01 23:30+02'::TIMESTAMPTZ",
         "\"end\" - start = INTERVAL 1 DAY",
         "\"window\".start + INTERVAL 24 HOUR = key.window.end",
         "date_trunc('month', start) = start AND extract(hour FROM start) = 0",

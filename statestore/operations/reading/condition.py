@@ -93,6 +93,9 @@ _SHAPES = re.compile(
 """Types that may be compared with each other, by the name of their group."""
 _TYPED_AS_TEXT = {"VARCHAR", "moment", "time", "INTERVAL", "BLOB"}
 """Types that text in single quotes may be compared with: DuckDB makes it one, or refuses it."""
+_CUTS = re.compile("DATE|TIMESTAMP(_[A-Z]+)?")
+"""Types that text becomes without its time of day, or its offset, and DuckDB says nothing."""
+_IS_CUT = "SELECT TRY_CAST(? AS TIMESTAMPTZ) <> TRY_CAST(TRY_CAST(? AS {}) AS TIMESTAMPTZ)"
 _QUOTED = re.compile("""'[^']*'|"[^"]*\"""")
 _TEXT, _LOGICAL, _NULL = "VARCHAR", "BOOLEAN", '"NULL"'
 
@@ -238,8 +241,10 @@ class Condition:
             of_group = [next(types) for _ in group]
             if node is None or node["class"] in ("CONJUNCTION", "CASE") or _is_not(node):
                 self._require_logical(of_group, whole=node is None)
-            else:
+                continue
+            if node["class"] != "CAST":
                 self._require_comparable(group, of_group)
+            self._require_whole(group, of_group)
 
     def _require_logical(self, types: list[str], *, whole: bool) -> None:
         for kind in types:
@@ -268,6 +273,26 @@ class Condition:
                 to_fix="write numbers without quotes, and text in single quotes: '007' is not 7; "
                 "or cast one of them",
             )
+
+    def _require_whole(self, group: list[Node], types: list[str]) -> None:
+        """Check that no text loses a time of day, or an offset, as it becomes a day or a time."""
+        texts = [
+            node["literal"].get("text", "")
+            for node, of in zip(group, types, strict=True)
+            if _is_text(node, of)
+        ]
+        for kind in filter(_CUTS.fullmatch, types):
+            for text in texts:
+                ((is_cut,),) = self._database.execute(_IS_CUT.format(kind), [text, text]).fetchall()
+                if is_cut:
+                    raise InvalidArgumentError(
+                        "a text says more than the day or the time that it is taken for",
+                        condition=self._text,
+                        text=text,
+                        type=kind,
+                        to_fix="write a day without a time; a time without an offset, in UTC; or "
+                        "compare with a cast of the column, such as value.day::TIMESTAMPTZ",
+                    )
 
     def _parsed(self) -> Node:
         unquoted = _QUOTED.sub("", self._text)
@@ -404,7 +429,7 @@ def _is_not(node: Node) -> bool:
 
 
 def _alike(node: Node) -> Iterator[list[Node]]:
-    """Yield expressions in a node that are compared, or must be true or false."""
+    """Yield expressions in a node that are compared, or cast, or must be true or false."""
     kind = node["class"]
     if kind == "COMPARISON":
         yield [node["left"], node["right"]]
@@ -416,5 +441,7 @@ def _alike(node: Node) -> Iterator[list[Node]]:
         "COMPARE_NOT_IN",
     ):
         yield node["children"]
+    elif kind == "CAST" and node["child"]["class"] == "CONSTANT":
+        yield [node["child"], node]
     elif kind == "CASE":
         yield [check["when_expr"] for check in node["case_checks"]]
