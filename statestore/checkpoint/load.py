@@ -273,11 +273,24 @@ def deltas_since(location: StoreLocation, head: PublishedFile, oldest: int) -> t
 def check_first_change(
     location: StoreLocation, deltas: tuple[FileRef, ...], start_version: int
 ) -> None:
-    """Check that a change feed begins where it was asked to.
+    """Check that a change feed begins where it was asked to, with changes.
 
     Raises:
-        NotFoundError: It begins later, since older versions were expired or made whole.
+        NotFoundError: It begins later, since older versions were expired.
+        IncompatibleError: It begins with a version that was written whole, after the first one.
+        CorruptionError, StorageError: A trailer cannot be read.
     """
+    if deltas and deltas[0].version > 1:
+        trailer = read_trailer(location, deltas[0].path).trailer
+        if not trailer.files:
+            raise IncompatibleError(
+                "a version was written whole: its changes are not known",
+                store=str(location.store),
+                version=trailer.version,
+                to_fix="start the change feed at a later batch. A forget, a rescale that hashes "
+                "rows anew and a restore write one such version; "
+                "spark.sql.streaming.stateStore.rocksdb.incremental=false writes each so",
+            )
     oldest = deltas[0].version if deltas else None
     if oldest != start_version:
         raise NotFoundError(

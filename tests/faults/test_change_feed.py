@@ -1,14 +1,17 @@
-"""What the state reader asks of the rocksdb backend: change feeds, replays from a snapshot."""
+"""What the state reader asks of an engine: change feeds, replays from a snapshot."""
 
 import re
 import shutil
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from statestore import Checkpoint
+from statestore.testing.checkpoints import MadeCheckpoint
 from statestore.testing.engine_process import EngineProcess
-from tests.shim import RocksDBShim, in_view, rows
+from tests.shim import RocksDBShim, Shim, in_view, rows
 
 
 def test_changes_of_versions_written_whole_are_refused(tmp_path):
@@ -27,6 +30,33 @@ def test_changes_of_versions_written_whole_are_refused(tmp_path):
                 directory=f"{shim.scratch}/changes-1",
                 options=shim.options,
             )
+
+
+@pytest.mark.parametrize("shim_class", [Shim, RocksDBShim])
+def test_changes_of_a_version_that_forget_wrote_are_refused(tmp_path, shim_class):
+    """Catches a change feed that shows the rows that stay as updates, and no delete."""
+    shim = shim_class(tmp_path, root=f"file:{tmp_path}/query/state")
+    made = MadeCheckpoint(tmp_path / "query", num_partitions=1, backend=shim.backend)
+    made.run_batch({1: 1, 2: 2})
+    made.run_batch({1: 3})
+
+    def changes(first, last):
+        return engine.call(
+            "changes",
+            store=shim.store,
+            backend=shim.backend,
+            start_version=first,
+            end_version=last,
+            directory=f"{shim.scratch}/changes-1",
+            options=shim.options,
+        )["files"]
+
+    with EngineProcess(shim.scratch) as engine:
+        assert [file["version"] for file in changes(1, 2)] == [1, 2]
+        Checkpoint(made.path).forget(keys=pa.table({"key.k": [1]}))
+        for first in (3, 1):
+            with pytest.raises(AssertionError, match=r"written whole.*version=3"):
+                changes(first, 3)
 
 
 def test_changes_leave_files_only_where_the_reader_removes_them(tmp_path):

@@ -221,6 +221,7 @@ class FilesystemVersions(VersionsBase):
 
         Raises:
             NotFoundError: One of the versions was expired.
+            IncompatibleError: One was written whole.
             CorruptionError, FencedError, StorageError: As `load_files`.
         """
         head = read_delta_trailer(self.location, end_version, checkpoint_id)

@@ -31,7 +31,6 @@ from statestore.codec.rows import (
 from statestore.codec.sealed_file import append_trailer
 from statestore.codec.sorting import sort_into_runs
 from statestore.codec.state_file import StateFile, describe_stream
-from statestore.core.errors import IncompatibleError
 from statestore.core.options import StateStoreOptions
 
 if TYPE_CHECKING:
@@ -68,22 +67,13 @@ def write_change_feed(
 
     Raises:
         NotFoundError: One of the versions was expired.
-        IncompatibleError: One was written whole.
+        IncompatibleError: The first one was written whole.
         CorruptionError, FencedError, StorageError: A file cannot be read; the local disk failed.
     """
     with local_errors("write to the local disk", directory):
         Path(directory).mkdir(parents=True, exist_ok=True)
-    files = [read_trailer(location, ref.path) for ref in deltas]
-    for file in files:
-        if file.trailer.parent is not None and not file.trailer.files:
-            raise IncompatibleError(
-                "a version was written whole: its changes are not known",
-                store=str(location.store),
-                version=file.trailer.version,
-                to_fix="leave out spark.sql.streaming.stateStore.rocksdb.incremental=false for "
-                "a query whose change feed is to be read",
-            )
     check_first_change(location, deltas, start_version)
+    files = [read_trailer(location, ref.path) for ref in deltas]
     with ExitStack() as stack:
         lists = None
         if any(family.multi_values for file in files for family in file.trailer.column_families):
