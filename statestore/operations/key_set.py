@@ -19,9 +19,14 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from statestore.codec.byte_ranges import Int64s
+
     Hashes = npt.NDArray[np.uint64]
 
 _PRIMES = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
+_WORD = 8
+_PIECE_BYTES = 1 << 19
+"""Of values that are hashed at once, since that takes several times as much memory."""
 _HALF = np.uint64(32)
 
 
@@ -105,15 +110,29 @@ def hash_bytes(column: pa.Array[Any]) -> Hashes:
     """
     ranges = ByteRanges.of_column(column)
     hashes = ranges.sizes.astype(np.uint64) * _PRIMES[0]
-    for size in np.unique(ranges.sizes).tolist():
-        own = np.flatnonzero(ranges.sizes == size)
-        starts, found = ranges.starts[own], hashes[own]
-        for offset in range(0, size - 7, 8):
-            found = _mixed(found, ranges.read("<u8", starts + offset))
-        for offset in range(size - size % 8, size):
-            found = _mixed(found, ranges.read("u1", starts + offset).astype(np.uint64))
-        hashes[own] = found
+    for offset in range(_WORD - 1):
+        own = np.flatnonzero((ranges.sizes < _WORD) & (ranges.sizes > offset))
+        found = ranges.read("u1", ranges.starts[own] + offset).astype(np.uint64)
+        hashes[own] = _mixed(hashes[own], found)
+    own = np.flatnonzero(ranges.sizes >= _WORD)
+    piece = np.cumsum(ranges.sizes[own]) // _PIECE_BYTES
+    for part in np.split(own, np.flatnonzero(np.diff(piece)) + 1):
+        if len(part):
+            hashes[part] += _hash_words(ranges, ranges.starts[part], ranges.sizes[part])
     return hashes
+
+
+def _hash_words(ranges: ByteRanges, starts: Int64s, sizes: Int64s) -> Hashes:
+    """Return the sum of the hashes of the words of each value, the last of which may overlap."""
+    counts = -(-sizes // _WORD)
+    firsts = np.cumsum(counts) - counts
+    places = np.arange(counts.sum()) - np.repeat(firsts, counts)
+    at = np.minimum(
+        np.repeat(starts, counts) + places * _WORD, np.repeat(starts + sizes - _WORD, counts)
+    )
+    words = _mixed(places.astype(np.uint64) * _PRIMES[1], ranges.read("<u8", at))
+    found: Hashes = np.add.reduceat(words, firsts)
+    return found
 
 
 def _mixed(hashes: Hashes, words: Hashes) -> Hashes:

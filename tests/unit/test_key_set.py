@@ -1,6 +1,7 @@
 """Many keys, and bytes looked for in bytes: against Python's own sets and `in`."""
 
 import random
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -29,20 +30,43 @@ def test_keys_are_found_as_a_set_finds_them():
 def test_keys_of_one_hash_are_told_apart():
     """Catches a hash that decides: another user's key would go."""
     rng = random.Random(random.getrandbits(64))
-    first = rng.randbytes(16)
-    begins = np.array([16], np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    same = [first]
-    for _ in range(3):
-        # Another first word, and the second one that leads to the same hash.
-        word = np.frombuffer(rng.randbytes(8), "<u8")
-        states = [_mixed(begins, one) for one in (np.frombuffer(first[:8], "<u8"), word)]
-        second = np.frombuffer(first[8:], "<u8") ^ states[0] ^ states[1]
-        same.append(word.tobytes() + second.tobytes())
+    primes = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F
+
+    def mixed(place: int, word: int) -> int:
+        made = _mixed(np.array([place * primes[1] % 2**64], "<u8"), np.array([word], "<u8"))
+        return int(made[0])
+
+    def second_word(of: int) -> int:
+        """Return the word in the second place that is hashed to this."""
+        of = of * pow(primes[1], -1, 2**64) % 2**64
+        of = (of ^ of >> 32) * pow(primes[0], -1, 2**64) % 2**64
+        return of ^ primes[1]
+
+    words = [rng.getrandbits(64) for _ in range(4)]
+    total = rng.getrandbits(64)
+    # Of each another first word, and the second one that leads to the same sum.
+    pairs = [(word, second_word((total - mixed(0, word)) % 2**64)) for word in words]
+    same = [first.to_bytes(8, "little") + second.to_bytes(8, "little") for first, second in pairs]
     assert len({*hash_bytes(pa.array(same, pa.binary())).tolist()}) == 1
 
     for known in (same[:1], same[:2], same[:3]):
         found = KeySet([pa.array(known, pa.binary())]).has(pa.array(same, pa.binary()))
         assert found.tolist() == [key in known for key in same]
+
+
+def test_the_time_of_hashing_does_not_depend_on_how_many_lengths_there_are():
+    """Catches a pass for each length, which made a search of text take a second a megabyte."""
+
+    def seconds(sizes):
+        column = pa.array([bytes(size) for size in sizes], pa.binary())
+        times = []
+        for _ in range(3):
+            begin = time.process_time()
+            hash_bytes(column)
+            times.append(time.process_time() - begin)
+        return min(times)
+
+    assert seconds(range(2000)) < 10 * seconds([1000] * 2000)
 
 
 @pytest.mark.parametrize("num_needles", [0, 1, 16, 17, 400])
