@@ -40,6 +40,8 @@ AVRO_ID_BYTES = 2
 
 NULL_MARKER = 2
 """Before an ordering column's value that is null."""
+_FEW = 16
+_WRONG_LENGTH = "a value of several rows with a wrong length"
 SIGN = np.uint64(1 << 63)
 """The bit of a time that is flipped, so that bytes sort as times do."""
 BIG_ENDIAN = {
@@ -221,17 +223,34 @@ def split_values(values: pa.Array[Any]) -> tuple[ByteRanges, npt.NDArray[np.int6
     active = np.flatnonzero(rows.sizes > 0)
     position = rows.starts[active]
     found: list[tuple[Int64s, Int64s, Int64s]] = []
-    # The first row of every value, then the second of those that have one, and so on.
-    while len(active):
+    # The first row of every value, then the second of those that have one, and so on; the last few
+    # values each by itself, since a step for them all takes as long as for many.
+    while len(active) > _FEW:
         sizes: Int64s = rows.read(">i4", position).astype(np.int64)
         found.append((active, position + 4, sizes))
         position = position + 4 + sizes
         if (sizes < 0).any() or (position > ends[active]).any():
-            raise unreadable("a value of several rows with a wrong length")
+            raise unreadable(_WRONG_LENGTH)
         more = position < ends[active]
         active, position = active[more], position[more]
+    for owner, start in zip(active.tolist(), position.tolist(), strict=True):
+        sizes = _row_sizes(rows.data, start, int(ends[owner]))
+        starts = start + 4 * np.arange(1, len(sizes) + 1) + np.cumsum(sizes) - sizes
+        found.append((np.full(len(sizes), owner), starts, sizes))
     if not found:
         return rows.pick(np.zeros(len(rows), bool)), np.empty(0, np.int64)
     owners, starts, row_sizes = (np.concatenate(parts) for parts in zip(*found, strict=True))
     order = np.argsort(starts, kind="stable")
     return rows.at(starts[order], row_sizes[order]), owners[order]
+
+
+def _row_sizes(data: npt.NDArray[np.uint8], position: int, end: int) -> Int64s:
+    """Return the sizes of the rows of one value, from a position to its end."""
+    sizes = []
+    while position < end:
+        size = int.from_bytes(data[position : position + 4], "big", signed=True)
+        position += 4 + size
+        if size < 0 or position > end:
+            raise unreadable(_WRONG_LENGTH)
+        sizes.append(size)
+    return np.array(sizes, np.int64)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -212,8 +213,24 @@ def test_values_of_a_multi_value_family_are_told_apart():
 
     assert ranges.to_arrow(pa.binary()).to_pylist() == [row for rows in parts for row in rows]
     assert owners.tolist() == [0, 0, 1, 2, 2, 2]
-    with pytest.raises(CorruptionError):
-        split_values(pa.array([joined[0][:-1]], pa.binary()))
+    for cut in (1, 15, 17):
+        with pytest.raises(CorruptionError):
+            split_values(pa.array([joined[0][:-cut]], pa.binary()))
+
+
+def test_one_long_list_is_split_as_fast_as_many_short_ones():
+    """Catches a pass over all lists for each element of the longest one."""
+
+    def seconds(*lengths):
+        values = pa.array([(b"\0\0\0\x08" + bytes(8)) * length for length in lengths], pa.binary())
+        begin = time.process_time()
+        ranges, owners = split_values(values)
+        spent = time.process_time() - begin
+        assert np.bincount(owners).tolist() == [*lengths]
+        assert (np.diff(ranges.starts) == 12).all()
+        return spent
+
+    assert min(seconds(20_000, 3) for _ in range(3)) < 0.1
 
 
 def test_a_float_that_is_no_number_hashes_alike_whatever_its_bits():
