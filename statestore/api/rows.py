@@ -199,7 +199,7 @@ class Rows:
             the new one's.
 
         Raises:
-            IncompatibleError: Their keys are encoded in different ways.
+            IncompatibleError: Their keys are encoded in different ways, or are of different types.
         """
         return pa.Table.from_batches(list(self.diff_batches(new)))
 

@@ -9,16 +9,17 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from statestore import Checkpoint
+from statestore import Checkpoint, Rows
 from statestore.codec import sorting
 from statestore.core.clock import SystemClock
-from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
 from statestore.core.options import StateStoreOptions
 from statestore.core.providers import PROVIDERS
 from statestore.io.local import LocalFileIO
 from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import open_storage
 from statestore.operations.reading.diff import DiffCounts
+from statestore.testing.stores import schema_of
 from tests.checkpoints import DEFAULT, LISTS, contents, without_lists, write_checkpoint
 from tests.seams import at
 
@@ -53,7 +54,7 @@ def test_reading_every_row_needs_no_pandas(checkpoint, tmp_path):
     """Catches a package that Arrow imports in every process, and nobody asks for."""
     code = """
 import sys
-from statestore import Checkpoint
+from statestore import Checkpoint, Rows
 checkpoint, savepoint, restored = sys.argv[1:]
 assert Checkpoint(checkpoint).verify(deep=True).ok
 assert sum(batch.num_rows for batch in Checkpoint(checkpoint).rows("default").read_batches())
@@ -204,6 +205,21 @@ def test_two_checkpoints_are_compared_whatever_their_layout(
     )
     found = Checkpoint(checkpoint).rows("default").diff(Checkpoint(twin).rows("default", version=1))
     assert _differences(found) == _expected(contents(VERSIONS), contents(VERSIONS[:1]))
+
+
+@pytest.mark.parametrize("kind", ["timestamp", "string"])
+def test_keys_of_other_types_are_not_compared(checkpoint, tmp_path, kind):
+    """Catches a key that no state has: the old bytes, read by the new schema."""
+    other = replace(DEFAULT, key_schema=schema_of(word="string", count=kind))
+    made = write_checkpoint(tmp_path / "other", without_lists(VERSIONS), families=(other,))
+    sides = (Checkpoint(checkpoint).rows("default"), Checkpoint(made).rows())
+
+    for compare in (Rows.diff, Rows.count_differences):
+        with pytest.raises(IncompatibleError, match=rf"keys of different types.*count: {kind}"):
+            compare(*sides)
+    renamed = replace(DEFAULT, key_schema=schema_of(text="string", count="long"))
+    made = write_checkpoint(tmp_path / "renamed", VERSIONS, families=(renamed, LISTS))
+    assert sides[0].count_differences(Checkpoint(made).rows("default")) == DiffCounts()
 
 
 def test_a_column_family_made_later_is_all_added(checkpoint, tmp_path):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from statestore import Checkpoint, Savepoint
+from statestore.core.errors import IncompatibleError
 from statestore.core.providers import SPARK_PROVIDERS
 
 from .conftest import EXTENDED, PROVIDER
@@ -169,3 +170,5 @@ def test_checkpoint_of_built_in_is_read_as_it_is(
             for path in (built_in, ours)
         ]
         assert counts[0] == counts[1]
+        with pytest.raises(IncompatibleError, match=r"different ways.*as Avro"):
+            Checkpoint(built_in).rows(name).count_differences(Checkpoint(ours).rows(name))

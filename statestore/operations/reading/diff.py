@@ -6,7 +6,7 @@ another state backend or number of state partitions. Values are compared byte by
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from statestore.codec.column_family import ColumnFamily
+    from statestore.codec.spark_types import SparkType
     from statestore.operations.states import FoundRows
 
 _RAW = pa.schema({"key": pa.binary(), "old_value": pa.binary(), "new_value": pa.binary()})
@@ -72,26 +73,43 @@ def count_differences(old: FoundRows, new: FoundRows, scratch_directory: str) ->
 def _families(old: FoundRows, new: FoundRows) -> tuple[ColumnFamily, ColumnFamily]:
     # One of the versions may be from before the column family was made.
     of_old, of_new = (families_of(rows.states).get(rows.name) for rows in (old, new))
-    _check_encoders(of_old, of_new)
+    _check_keys(of_old, of_new)
     either = of_new or of_old or new.family
     return of_old or either, of_new or either
 
 
-def _check_encoders(old: ColumnFamily | None, new: ColumnFamily | None) -> None:
-    """Check that equal keys have equal bytes.
+def _check_keys(old: ColumnFamily | None, new: ColumnFamily | None) -> None:
+    """Check that equal keys have equal bytes, and that both sides' keys are of the same types.
 
     Raises:
-        IncompatibleError: They are encoded in different ways.
+        IncompatibleError: They are encoded in different ways, or their types differ.
     """
-    if old is not None and new is not None and old.encoder != new.encoder:
+    if old is None or new is None:
+        return
+    if (old.encoder, old.avro) != (new.encoder, new.avro):
         raise IncompatibleError(
             "keys that are encoded in different ways are not compared",
             column_family=new.name,
-            old_encoder=old.encoder,
-            new_encoder=new.encoder,
-            to_fix="convert the checkpoint of Spark's HDFS-backed provider, which has no prefixes "
-            "of keys, and compare the new one",
+            old_encoder=old.encoder + (" as Avro" if old.avro else ""),
+            new_encoder=new.encoder + (" as Avro" if new.avro else ""),
+            to_fix="restore the checkpoint of Spark's own provider whose rows are Avro, or which "
+            "has no prefixes of keys, and compare the new one",
         )
+    if None in (old.key_schema, new.key_schema) or old.key_schema == new.key_schema:
+        return
+    if _nameless(key_type(old)) != _nameless(key_type(new)):
+        raise IncompatibleError(
+            "keys of different types are not compared",
+            column_family=new.name,
+            old_key=key_type(old).arrow,
+            new_key=key_type(new).arrow,
+            to_fix="compare states of one query, whose grouping columns have the same types in the "
+            "same order; join others by SQL, on the columns that they share",
+        )
+
+
+def _nameless(kind: SparkType) -> SparkType:
+    return replace(kind, fields=tuple(("", _nameless(part)) for part in kind.types))
 
 
 def _differences(
