@@ -1,5 +1,6 @@
 """State read, compared and looked into without Spark, against a dict for every version."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -140,6 +141,18 @@ def test_what_is_not_there_is_refused_by_name(checkpoint, arguments, kind, names
 
     assert caught.value.kind == kind
     assert names in str(caught.value)
+
+
+def test_columns_that_flatten_to_one_name_are_refused(tmp_path):
+    """Catches a column that is silently left out."""
+    inner = json.loads(schema_of(b="long"))
+    family = replace(DEFAULT, value_schema=schema_of(**{"a.b": "long", "a": inner}))
+    rows = Checkpoint(write_checkpoint(tmp_path / "query", [{}], families=(family,))).rows()
+
+    with pytest.raises(InvalidArgumentError, match=r"name='value\.a\.b'"):
+        rows.read(flatten=True)
+    columns = rows.read(flatten=True, columns=["key.word", "value.a"]).column_names
+    assert columns == ["key.word", "value.a.b"]
 
 
 def _differences(table):

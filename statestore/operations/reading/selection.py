@@ -82,7 +82,8 @@ class Selection:
 
         Raises:
             InvalidArgumentError: There is no such column, or the filter does not fit them; names
-                those there are. Or the package that a condition needs is not installed.
+                those there are. Or two have one name as they are flattened; or the package that a
+                condition needs is not installed.
         """
         if self.columns is None and self.filter is None and not self.flatten:
             return batch
@@ -107,7 +108,7 @@ class Selection:
                 raise _no_such_column(name, every)
         found = {name: every[name] for name in names}
         if self.flatten:
-            found = dict(_leaves(found))
+            found = dict(leaf for pair in found.items() for leaf in _leaves(*pair))
         return pa.RecordBatch.from_arrays(list(found.values()), names=list(found))
 
 
@@ -133,13 +134,21 @@ def _fields(name: str, column: pa.Array[Any]) -> Iterator[tuple[str, pa.Array[An
             yield from _fields(f"{name}.{field.name}", child)
 
 
-def _leaves(columns: dict[str, pa.Array[Any]]) -> Iterator[tuple[str, pa.Array[Any]]]:
-    for name, column in columns.items():
-        if not isinstance(column, pa.StructArray):
-            yield name, column
-        for inner, child in _fields(name, column):
-            if not isinstance(child, pa.StructArray):
-                yield inner, child
+def _leaves(name: str, column: pa.Array[Any]) -> list[tuple[str, pa.Array[Any]]]:
+    found = [
+        (inner, child)
+        for inner, child in ((name, column), *_fields(name, column))
+        if not isinstance(child, pa.StructArray)
+    ]
+    for inner, times in Counter(inner for inner, _ in found).items():
+        if times > 1:
+            raise InvalidArgumentError(
+                "two fields of a column have one name when it is flattened",
+                column=name,
+                name=inner,
+                to_fix="leave out flatten; or read columns that do not have both",
+            )
+    return found
 
 
 def _no_such_column(name: str, known: dict[str, pa.Array[Any]]) -> InvalidArgumentError:
