@@ -346,6 +346,59 @@ def test_intervals_go_through_sql_unchanged(tmp_path: Path) -> None:
         Checkpoint(longer).transform(tmp_path / "other", {0: "SELECT * FROM state"})
 
 
+@pytest.mark.parametrize("kind", ["array", "map"])
+def test_intervals_in_lists_that_are_too_long_for_sql_are_refused(
+    tmp_path: Path, kind: str
+) -> None:
+    """Catches one that comes out negative."""
+    interval, long = "interval day to second", timedelta(days=200_000)
+    of = family(
+        {"user": "string"},
+        {
+            "of": {"type": "array", "elementType": interval, "containsNull": True}
+            if kind == "array"
+            else {
+                "type": "map",
+                "keyType": "string",
+                "valueType": interval,
+                "valueContainsNull": True,
+            }
+        },
+    )
+    checkpoint = Checkpoint(make(tmp_path, of, {}))
+    checkpoint.edit(
+        upsert=pa.table(
+            {
+                "key.user": ["x"],
+                "value.of": pa.array(
+                    [[long] if kind == "array" else [("a", long)]],
+                    pa.list_(pa.duration("us"))
+                    if kind == "array"
+                    else pa.map_(pa.string(), pa.duration("us")),
+                ),
+            }
+        )
+    )
+
+    with pytest.raises(InvalidArgumentError, match="an interval is too long for SQL"):
+        checkpoint.sql("SELECT value.of FROM state").read()
+
+
+def test_intervals_that_sql_computes_are_refused_where_they_are_too_long(tmp_path: Path) -> None:
+    """Catches a sum that comes out negative."""
+    of = family({"user": "string"}, {"of": "interval day to second"})
+    rows = {("a",): (2**63 // 1000,), ("b",): (2**63 // 1000,)}
+    checkpoint = Checkpoint(make(tmp_path, of, rows))
+    own = "SELECT value.of AS own, value.of FROM state ORDER BY 1"
+
+    assert checkpoint.sql(own).read().column_names == ["own", "of"]
+    with pytest.raises(InvalidArgumentError, match="too long for SQL"):
+        checkpoint.sql("SELECT value.of + value.of FROM state").read()
+    twice = "SELECT key, {'of': value.of + value.of} AS value FROM state"
+    with pytest.raises(InvalidArgumentError, match="too long for SQL"):
+        checkpoint.transform(tmp_path / "to", {0: twice})
+
+
 def test_not_a_number_is_found_and_edited_as_one_key(tmp_path: Path) -> None:
     """Catches a key of which numpy has other bits than Spark."""
     bits = int.from_bytes(struct.pack("<d", math.nan), "little")

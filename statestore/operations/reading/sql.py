@@ -30,6 +30,7 @@ from statestore.operations.reading.sql_types import (
     as_sql_has_it,
     sql_schema,
     with_short_durations,
+    with_short_intervals,
 )
 from statestore.operations.reading.tables import find_table, fold_case, list_tables, quoted
 
@@ -103,7 +104,8 @@ def run_sql(
             tables = running.find()
             stack.enter_context(running.pinned(tables))
             running.register(tables)
-            reader = connection.sql(sql).to_arrow_reader(_BATCH_ROWS)
+            found = with_short_intervals(connection.sql(sql))
+            reader = found.to_arrow_reader(_BATCH_ROWS)
             stack.callback(reader.close)
             names = distinct_names(reader.schema.names)
             schema = pa.schema(

@@ -11,12 +11,18 @@ import pyarrow as pa
 from statestore.codec.byte_ranges import fixed_width, unpack
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.reading.names import paths_of
+from statestore.operations.reading.tables import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _MOST_US = (1 << 63) // 1000
 """Microseconds of a duration that DuckDB gives back: it counts them in nanoseconds."""
+_TOO_LONG = "an interval is too long for SQL: longest_years=292"
+_MICROSECONDS = (
+    "abs(date_part('hour', {0}) * 3600000000 + date_part('minute', {0}) * 60000000 + "
+    "date_part('microsecond', {0}))"
+)
 
 
 def with_short_durations(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -26,8 +32,9 @@ def with_short_durations(batch: pa.RecordBatch) -> pa.RecordBatch:
         InvalidArgumentError: One is longer than 292 years.
     """
     for path in paths_of(batch.schema):
-        if pa.types.is_duration(path.type):
-            column = path.of(batch)
+        if "duration[" not in str(path.type) or pa.types.is_struct(path.type):
+            continue
+        for column in _durations(path.of(batch)):
             us = np.where(unpack(column.is_valid()), fixed_width(column, "<i8"), 0)
             if ((us > _MOST_US) | (us < -_MOST_US)).any():
                 raise InvalidArgumentError(
@@ -37,6 +44,53 @@ def with_short_durations(batch: pa.RecordBatch) -> pa.RecordBatch:
                     to_fix="give a function in place of SQL; to read it, use Checkpoint.rows",
                 )
     return batch
+
+
+def _durations(column: pa.Array[Any]) -> Iterator[pa.Array[Any]]:
+    """Yield a column of durations, or those within its lists, maps and structs."""
+    if pa.types.is_duration(column.type):
+        yield column
+    elif isinstance(column, pa.StructArray):
+        for part in column.flatten():
+            yield from _durations(part)
+    elif isinstance(column, pa.MapArray):
+        yield from _durations(column.keys)
+        yield from _durations(column.items)
+    elif isinstance(column, pa.ListArray):
+        yield from _durations(column.flatten())
+
+
+def with_short_intervals(found: Any) -> Any:
+    """Return a result of DuckDB that fails where an interval of it would come out as another.
+
+    Args:
+        found: A relation. Intervals in its lists and maps are not looked at.
+    """
+    checked = [
+        [_MICROSECONDS.format(interval) for interval in _intervals(f"#{number}", kind)]
+        for number, kind in enumerate(found.types, 1)
+    ]
+    if not any(checked):
+        return found
+    return found.project(
+        ", ".join(
+            f"CASE WHEN greatest({', '.join(us)}) > {_MOST_US} THEN error({_TOO_LONG!r}) "
+            f"ELSE #{number} END AS {quoted(name)}"
+            if us
+            else f"#{number} AS {quoted(name)}"
+            for number, (name, us) in enumerate(zip(found.columns, checked, strict=True), 1)
+        )
+    )
+
+
+def _intervals(of: str, kind: Any) -> Iterator[str]:
+    """Yield an expression of SQL if it is an interval; or those of the intervals in a struct."""
+    if kind.id == "interval":
+        yield of
+    elif kind.id == "struct":
+        for name, part in kind.children:
+            escaped = name.replace("'", "''")
+            yield from _intervals(f"struct_extract({of}, '{escaped}')", part)
 
 
 def sql_schema(schema: pa.Schema) -> pa.Schema:
