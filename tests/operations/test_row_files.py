@@ -171,16 +171,32 @@ def test_fields_of_a_window_are_columns_of_a_file(tmp_path: Path) -> None:
     assert table.to_pylist() == [{"key": key, "value": {"n": None}}]
 
 
+@pytest.mark.parametrize("side", ["key", "value"])
+def test_a_flattened_struct_of_nulls_is_refused_where_it_may_be_null(
+    tmp_path: Path, side: str
+) -> None:
+    """Catches a null struct that comes back as one of nulls: of a key, as another key."""
+    inner = struct(x="long", y="long")
+    types = {"key": {"k": "long"}, "value": {"n": "long"}, side: {"s": inner}}
+    family = family_of(types["key"], types["value"])
+    text = f"{side}.s.x,{side}.s.y," + ("value.n" if side == "key" else "key.k")
+    (tmp_path / "rows.csv").write_text(f"{text}\n1,,1\n,,2\n")
+
+    with pytest.raises(InvalidArgumentError, match=r"all fields of a struct are null.*row=1"):
+        read_given(tmp_path / "rows.csv", "default", family, has_values=True)
+
+
 def test_times_that_spark_writes_to_parquet_are_in_utc(tmp_path: Path) -> None:
     """Catches a file of Spark's own whose times seem to have no zone."""
     path = tmp_path / "k.parquet"
-    of_window = pa.table({"key": pa.array([{"w": {"start": TIME}}])})
+    far = dt.datetime(9999, 12, 31, tzinfo=UTC)
+    of_window = pa.table({"key": pa.array([{"w": {"start": TIME}}, {"w": {"start": far}}])})
     pq.write_table(of_window, path, use_deprecated_int96_timestamps=True)
     family = family_of({"w": struct(start="timestamp")})
 
     table = read_given(path, "default", family, has_values=False)
 
-    assert table["key"].to_pylist() == [{"w": {"start": TIME}}]
+    assert table["key"].to_pylist() == [{"w": {"start": TIME}}, {"w": {"start": far}}]
 
 
 def test_csv_of_any_rows_is_read_back(tmp_path: Path) -> None:

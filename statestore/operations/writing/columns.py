@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from statestore.codec.byte_ranges import unpack
 from statestore.codec.key_bytes import key_type, value_type
 from statestore.codec.key_encoding import encode_keys, encode_values
 from statestore.codec.partition_key import key_groups_of
@@ -181,16 +182,34 @@ def _fields(batch: pa.RecordBatch, side: str) -> dict[str, pa.Array[Any]]:
 
 
 def _assembled(found: dict[str, pa.Array[Any]], kind: SparkType) -> dict[str, pa.Array[Any]]:
-    """Return columns where those named as fields of a struct, `window.start`, make it up."""
+    """Return columns where those named as fields of a struct, `window.start`, make it up.
+
+    Raises:
+        InvalidArgumentError: All fields of a row's are null, which the struct itself may be.
+    """
     struct: Any = kind.arrow
-    for name, part in zip(struct.names, kind.types, strict=True):
+    for ordinal, (name, part) in enumerate(zip(struct.names, kind.types, strict=True)):
         prefix = f"{name}."
         inner = [path for path in found if path.startswith(prefix) and path not in struct.names]
         if part.kind == "struct" and name not in found and inner:
             parts = _assembled({path[len(prefix) :]: found[path] for path in inner}, part)
             found = {path: found[path] for path in found if path not in inner}
+            if ordinal not in kind.never_null:
+                _require_some(parts, name)
             found[name] = pa.StructArray.from_arrays(list(parts.values()), names=list(parts))
     return found
+
+
+def _require_some(parts: dict[str, pa.Array[Any]], name: str) -> None:
+    is_null = np.logical_and.reduce([unpack(part.is_null()) for part in parts.values()])
+    if is_null.any():
+        raise InvalidArgumentError(
+            "all fields of a struct are null: it may be null itself",
+            struct=name,
+            row=int(np.argmax(is_null)),
+            to_fix="give the struct as one column, as `read` without --flatten writes it: null, or "
+            "with fields that are null",
+        )
 
 
 def decide_family(

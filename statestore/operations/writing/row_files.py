@@ -138,7 +138,8 @@ def _read_parquet(data: bytes, path: Path, kinds: dict[str, SparkType]) -> pa.Ta
     del path, kinds
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(pa.BufferReader(data)) as file:
+    # Times of 96 bits reach beyond the year 2262; those in nanoseconds would come round again.
+    with pq.ParquetFile(pa.BufferReader(data), coerce_int96_timestamp_unit="us") as file:
         leaves = [file.schema.column(number) for number in range(len(file.schema))]
         instants = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
         table = file.read()
