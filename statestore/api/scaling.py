@@ -229,9 +229,11 @@ class _Run:
             return False
         is_alone = stop_after_batch(self._query)
         self._query.awaitTermination()  # raises where the last batch has failed
-        if is_alone:
-            self._rescale(decision)
-        return is_alone  # where somebody else has stopped it, it does not go on
+        if not is_alone:
+            _log.info("the query was stopped by somebody else, and does not go on: %s", decision)
+            return False
+        self._rescale(decision)
+        return True
 
     def _decide(self) -> Decision | None:
         load = self._newest_load()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import path_from_sibling
 from statestore.codec.references import FileRef, StoreName, VersionRef
-from statestore.codec.trailer import Trailer
+from statestore.codec.trailer import Trailer, compute_lineage
 from statestore.core.errors import CorruptionError, FencedError, IncompatibleError
 
 if TYPE_CHECKING:
@@ -53,6 +54,17 @@ def taken_over(
         return replace(ref, path=path)
     clip = (ref.clip or written_by) & wanted
     return None if clip is None or ref.rows == 0 else replace(ref, path=path, clip=clip)
+
+
+def rescaled_id(
+    store: StoreName, version: int, num_partitions: int, files: tuple[FileRef, ...]
+) -> str:
+    """Return the checkpoint ID of a version that a rescale makes of references to other files.
+
+    A rescale that is done again makes the same one.
+    """
+    identity = f"{store} {version} {num_partitions} {compute_lineage(None, (), files)}"
+    return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
 
 
 def chain_length(files: tuple[FileRef, ...]) -> int:

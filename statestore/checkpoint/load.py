@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import parse_state_file_name, store_of_path
-from statestore.checkpoint.lineage import check_ref, check_store, check_version, taken_over
+from statestore.checkpoint.lineage import (
+    check_ref,
+    check_store,
+    check_version,
+    rescaled_id,
+    taken_over,
+)
 from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer, read_trailer
 from statestore.codec.state_file import StateFile, slices_of
 from statestore.core.errors import (
@@ -282,7 +288,9 @@ def check_first_change(
     """
     if deltas and deltas[0].version > 1:
         trailer = read_trailer(location, deltas[0].path).trailer
-        if not trailer.files:
+        # A rescale by reference leaves a state partition without files where it gets no row.
+        of_rescale = rescaled_id(trailer.store, trailer.version, trailer.num_partitions, ())
+        if not trailer.files and trailer.checkpoint_id != of_rescale:
             raise IncompatibleError(
                 "a version was written whole: its changes are not known",
                 store=str(location.store),

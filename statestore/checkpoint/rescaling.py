@@ -8,7 +8,6 @@ pure and reads no row; writing publishes a file without rows for each partition.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from statestore.checkpoint.layout import (
     parse_state_file_name,
     store_of_path,
 )
-from statestore.checkpoint.lineage import taken_over
+from statestore.checkpoint.lineage import rescaled_id, taken_over
 from statestore.checkpoint.placement import mark_home
 from statestore.checkpoint.rescale_refs import release, write_refs
 from statestore.checkpoint.trailers import PublishedFile
@@ -203,12 +202,10 @@ class RescaledStores(Mapping[int, RescaledStore]):
         files = self._files(partition, sources)
         store = replace(of.store, partition=partition)
         num_keys, num_internal, rows = self._counts(partition, sources)
-        lineage = compute_lineage(None, (), files)
-        identity = f"{store} {self._version} {self._num_partitions} {lineage}"
         new = NewVersion(
             version=self._version,
             parent=None,
-            checkpoint_id=hashlib.blake2b(identity.encode(), digest_size=16).hexdigest(),
+            checkpoint_id=rescaled_id(store, self._version, self._num_partitions, files),
             checkpoint_format=of.checkpoint_format,
             rows=RowCounts(),
             num_keys=num_keys,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import TYPE_CHECKING, Any, cast
 
 import pyspark
@@ -214,6 +214,15 @@ class KeyedProcessor(StatefulProcessor):
         return function.flat_map  # type: ignore[attr-defined, no-any-return]
 
 
+def _copy_of(function: RichFunction) -> RichFunction:
+    """Return a deep copy; a shallow one where a field has none, though it can be pickled."""
+    modules = {id(each): each for each in [*sys.modules.values()]}
+    try:
+        return deepcopy(function, modules)
+    except Exception:  # noqa: BLE001 (whatever a field raises)
+        return copy(function)
+
+
 def _states_of(function: RichFunction, time_mode: TimeMode) -> dict[str, tuple[Columns, ...]]:
     """Return how each state of a function is kept. A copy is opened: what `open` changes is its.
 
@@ -221,8 +230,7 @@ def _states_of(function: RichFunction, time_mode: TimeMode) -> dict[str, tuple[C
         InvalidArgumentError: Of the descriptors.
     """
     columns: dict[str, tuple[Columns, ...]] = {}
-    modules = {id(each): each for each in sys.modules.values()}  # cloudpickle takes them
-    opened, runtime = deepcopy(function, modules), RuntimeContext(None, columns, time_mode)
+    opened, runtime = _copy_of(function), RuntimeContext(None, columns, time_mode)
     if isinstance(function, Checkpointed):
         _fields_of(function, runtime, hints_of(function.snapshot_state).get("return"))
     opened.open(runtime)

@@ -159,6 +159,7 @@ def begin_directory(place: Place, operation: str, source: str) -> Iterator[NewDi
 
     Raises:
         InvalidArgumentError: As `check_new`.
+        FencedError: Another process began it at the same time, or finished it.
         StorageError: The storage failed.
     """
     uri, ids, clock = place.uri, place.ids, place.clock

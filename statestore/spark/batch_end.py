@@ -32,7 +32,25 @@ def stop_after_batch(query: StreamingQuery, wait_s: float = math.inf) -> bool:
     On return the query has stopped. All batches that it planned are committed, but for one that
     failed, was interrupted, or began in the very moment in which the query was told to end.
     """
-    _stops.append(str(query.runId))
+    run = str(query.runId)
+    _stops.append(run)
+    try:
+        was_active, planned = _await_end(query, wait_s)
+        query.stop()
+    except BaseException:
+        if query.isActive:  # it goes on
+            _stops.remove(run)
+        raise
+    is_whole = planned is None or _is_reported(query, planned)
+    return was_active and is_whole and _stops.count(run) == 1
+
+
+def _await_end(query: StreamingQuery, wait_s: float) -> tuple[bool, int | None]:
+    """Have a query end with the batch that it runs, and wait for that.
+
+    Returns:
+        Whether it was active until then, and the batch; None where none was to be ended.
+    """
     execution: Any = query._jsq.streamingQuery()  # noqa: SLF001
     clock = SystemClock()
     end_ms = clock.elapsed_ms() + wait_s * 1000
@@ -48,11 +66,9 @@ def stop_after_batch(query: StreamingQuery, wait_s: float = math.inf) -> bool:
                 was_active = query.isActive
                 _end(execution)
         time.sleep(_POLL_S)
-    if was_active is None:
-        was_active, planned = query.isActive, None
-    query.stop()
-    is_whole = planned is None or _is_reported(query, planned[0])
-    return was_active and is_whole and _stops.count(str(query.runId)) == 1
+    if was_active is None or planned is None:
+        return query.isActive, None
+    return was_active, planned[0]
 
 
 def _is_reported(query: StreamingQuery, batch: int) -> bool:

@@ -44,7 +44,8 @@ def rescale_as_asked(error: BaseException) -> bool:
     num_partitions, directory = int(refused.asked()), str(refused.checkpoint())
     from pyspark.sql import SparkSession
 
-    session = SparkSession.active()  # or the default one, in a thread that has none
+    context = SparkSession.active().sparkContext
+    session = SparkSession(context, refused.session())  # with the options of the query
     with ExitStack() as stack:
         stack.enter_context(use(DriverFiles(lambda: session)))
         memory = cache(lambda: stack.enter_context(checkpoint_memory(session)))

@@ -462,6 +462,8 @@ def as_spark(value: Any) -> Any:
 
     Its times have no zone there, and are local. In rows and their keys they have one.
     """
+    if isinstance(value, Row):
+        value = value.asDict()
     if isinstance(value, dict):
         return Row(*value)(*map(as_spark, value.values()))
     if isinstance(value, list):

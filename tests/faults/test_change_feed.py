@@ -59,6 +59,29 @@ def test_changes_of_a_version_that_forget_wrote_are_refused(tmp_path, shim_class
                 changes(first, 3)
 
 
+@pytest.mark.parametrize("shim_class", [Shim, RocksDBShim])
+def test_changes_of_a_rescale_to_partitions_without_rows_are_none(tmp_path, shim_class):
+    """Catches a rescale by reference that is refused where a state partition gets no row."""
+    shim = shim_class(tmp_path, root=f"file:{tmp_path}/query/state")
+    made = MadeCheckpoint(tmp_path / "query", num_partitions=2, backend=shim.backend)
+    made.run_batch({1: 1})
+    made.run_batch({1: 3})
+    Checkpoint(made.path).rescale(8)
+
+    with EngineProcess(shim.scratch) as engine:
+        for partition in range(8):
+            answer = engine.call(
+                "changes",
+                store={**shim.store, "partition": partition},
+                backend=shim.backend,
+                start_version=3,
+                end_version=3,
+                directory=f"{shim.scratch}/changes-{partition}",
+                options=shim.options,
+            )
+            assert [file["version"] for file in answer["files"]] == [3]
+
+
 def test_changes_leave_files_only_where_the_reader_removes_them(tmp_path):
     """Catches a change feed that leaves something on the local disk, done, failed or killed."""
     shim = RocksDBShim(tmp_path)

@@ -180,6 +180,25 @@ def test_function_is_not_changed_by_the_look_at_its_states() -> None:
     assert function.handles == []
 
 
+def test_function_need_not_be_copied_where_it_can_be_pickled() -> None:
+    """Catches a query that does not start for a field which is no part of its state."""
+
+    class OfNames(keyed.RichFlatMapFunction):
+        def __init__(self) -> None:
+            self.known = dict.fromkeys([1]).keys()  # cloudpickle takes it, and `deepcopy` does not
+
+        def open(self, runtime: Any) -> None:
+            self.count = runtime.get_state(keyed.ValueStateDescriptor("count", int))
+
+        def flat_map(self, value: Any) -> Iterator[bool]:
+            self.count.update(1)
+            yield value.key in self.known
+
+    harness = KeyedHarness(OfNames(), "key")
+
+    assert harness.batch([Row(key=1), Row(key=2)]) == [Row(value=True), Row(value=False)]
+
+
 def test_refused_when_a_handle_is_that_of_the_driver() -> None:
     """Catches updates that are lost, in a list that the copies of a function share."""
 

@@ -329,6 +329,7 @@ def test_condition_that_is_not_of_a_rows_columns_is_refused(text: str, said: str
         "start = '2024-01-01 01:00+01'",
         "key.window.start < TIMESTAMP '2024-01-01 00:00:01'",
         "day = '2024-01-01' AND day = '2024-01-01 00:00' AND local = '2024-01-01 23:00Z'",
+        "local BETWEEN day AND '2024-01-02 13:00' AND local IN (day, '2024-01-01 23:00')",
         "day < TIMESTAMP '2024-01-01 12:00' AND local > '2024-01-01 23:30+02'::TIMESTAMPTZ",
         "\"end\" - start = INTERVAL 1 DAY",
         "\"window\".start + INTERVAL 24 HOUR = key.window.end",

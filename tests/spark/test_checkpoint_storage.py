@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from statestore import Checkpoint
+import statestore
+from statestore import Checkpoint, NoRestart
 from tests.s3_server import REGION, WRONG_KEY
 
 from .conftest import BODY, MakeLane, state_in_files
@@ -195,3 +196,23 @@ def test_query_on_a_copied_directory_does_not_write_the_state_of_the_original(
     lane.checkpoint = original
     lane.run(*query.plan[2])
     assert_same(reference, lane)
+
+
+@state_in_files
+def test_query_is_rescaled_before_its_start_by_the_options_of_its_own_session(
+    make_lane: MakeLane, conf: dict[str, str], unload_all: Callable[[], None]
+) -> None:
+    """Catches a storage that is reached by the options of another session of the application."""
+    query = replace(AGGREGATION, plan=one_input(1, 1))
+    reference, lane = make_lane(query, HDFS), make_lane(query, conf=conf)
+    run_plan(reference)
+    lane.run(*query.plan[0])
+
+    lane.conf[f"{STATE_STORE}.partitions"] = str(2 * NUM_PARTITIONS)
+    lane.feed(*query.plan[1])
+    statestore.run(lane.start, NoRestart())
+
+    assert [*lane.batches.values()] == [*reference.batches.values()]
+    last = max((lane.checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    planned = (lane.checkpoint / "offsets" / last.name).read_text().split("\n")[1]
+    assert f'"spark.sql.shuffle.partitions":"{2 * NUM_PARTITIONS}"' in planned

@@ -177,6 +177,27 @@ def test_query_without_an_interval_is_refused(make_lane: MakeLane) -> None:
     assert not handles[0].isActive
 
 
+def test_stop_that_was_given_up_is_no_stop(
+    make_lane: MakeLane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a query that ends for good at its next change, since somebody once began to stop it."""
+    lane = make_lane(QUERY)
+    lane.feed(*QUERY.plan[0][:1])
+    query = lane.start(every=EVERY)
+
+    def give_up(_: Any, __: float) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(batch_end, "_await_end", give_up)
+        with pytest.raises(KeyboardInterrupt):
+            batch_end.stop_after_batch(query)
+
+    assert query.isActive
+    assert batch_end.stop_after_batch(query)
+    assert not query.isActive
+
+
 @pytest.mark.parametrize("moment", ["before", "after", "savepoint"])
 def test_query_that_somebody_stops_during_a_change_does_not_go_on(
     make_lane: MakeLane, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -189,13 +210,22 @@ def test_query_that_somebody_stops_during_a_change_does_not_go_on(
     lane.feed(*QUERY.plan[0][:6])
     stop, end = scaling.stop_after_batch, batch_end._end
     others: list[threading.Thread] = []
-    is_told = threading.Event()
+    is_told, is_changing = threading.Event(), threading.Event()
+
+    def hold(_: int) -> None:
+        # Where the last batch ends first, nothing tells one stop from the other.
+        if moment != "before" and is_changing.is_set():
+            wait_for(lambda: others, "the other stop")
+            time.sleep(0.5)
+
+    lane.on_batch = hold
 
     def beside(call: Callable[..., Any], *arguments: Any) -> None:
         others.append(threading.Thread(target=call, args=arguments))
         others[-1].start()
 
     def stop_first(query: Any) -> bool:
+        is_changing.set()
         if moment == "before":
             query.stop()
         return stop(query)

@@ -9,6 +9,7 @@ import io.statestore.view.ColumnFamily
 import org.rocksdb.{RocksDBException, Status}
 
 import org.apache.spark.SparkThrowable
+import org.apache.spark.sql.SparkSession
 import org.apache.spark.sql.execution.streaming.state.{StateStoreId, StateStoreInternals}
 
 /**
@@ -40,9 +41,15 @@ final class LocalDiskException(action: String, path: File, cause: Exception)
 /**
  * The start of a query is refused: it asks for another number of state partitions than its
  * checkpoint has. `statestore.run` reads the fields, rescales, and starts the query again.
+ *
+ * @param session of the query: its options reach the storage
  */
 final class PartitionsAskedException(
-    val checkpoint: String, val found: Int, val asked: Int, fix: String)
+    @transient val session: SparkSession,
+    val checkpoint: String,
+    val found: Int,
+    val asked: Int,
+    fix: String)
     extends IllegalArgumentException(
       "[partitions-asked] the checkpoint has another number of state partitions than the query " +
         s"asks for: state_partitions=$found asked=$asked checkpoint=$checkpoint. To fix: $fix")

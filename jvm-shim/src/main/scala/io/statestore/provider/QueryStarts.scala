@@ -86,7 +86,7 @@ private[statestore] object QueryStarts extends Logging {
               "the query was stopped within a batch, and goes on with the number of state " +
                 s"partitions that it has: state_partitions=$found asked=$asked " +
                 s"checkpoint=${logs.root}. To fix: stop it between two batches, and $fix")
-          } else throw new PartitionsAskedException(logs.root, found, asked, fix)
+          } else throw new PartitionsAskedException(classic, logs.root, found, asked, fix)
         }
       case _ => ()
     }
