@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy, deepcopy
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pyspark
 from pyspark import TaskContext
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 Rows = Iterable[Any] | None
 FIELDS = "checkpointed_fields"
 _TIME_MODES = ("None", "ProcessingTime", "EventTime")
+
+T = TypeVar("T")
 
 
 def process(
@@ -214,13 +216,13 @@ class KeyedProcessor(StatefulProcessor):
         return function.flat_map  # type: ignore[attr-defined, no-any-return]
 
 
-def _copy_of(function: RichFunction) -> RichFunction:
+def copy_of(of: T) -> T:
     """Return a deep copy; a shallow one where a field has none, though it can be pickled."""
     modules = {id(each): each for each in [*sys.modules.values()]}
     try:
-        return deepcopy(function, modules)
+        return deepcopy(of, modules)
     except Exception:  # noqa: BLE001 (whatever a field raises)
-        return copy(function)
+        return copy(of)
 
 
 def _states_of(function: RichFunction, time_mode: TimeMode) -> dict[str, tuple[Columns, ...]]:
@@ -230,7 +232,7 @@ def _states_of(function: RichFunction, time_mode: TimeMode) -> dict[str, tuple[C
         InvalidArgumentError: Of the descriptors.
     """
     columns: dict[str, tuple[Columns, ...]] = {}
-    opened, runtime = _copy_of(function), RuntimeContext(None, columns, time_mode)
+    opened, runtime = copy_of(function), RuntimeContext(None, columns, time_mode)
     if isinstance(function, Checkpointed):
         _fields_of(function, runtime, hints_of(function.snapshot_state).get("return"))
     opened.open(runtime)

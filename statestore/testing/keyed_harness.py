@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from datetime import datetime
 from typing import Any, cast
 
@@ -26,7 +25,7 @@ from pyspark.sql.streaming.stateful_processor import (
 
 from statestore.core.errors import InvalidArgumentError
 from statestore.keyed.functions import RichFunction
-from statestore.keyed.processor import KeyedProcessor, keyed_processor
+from statestore.keyed.processor import KeyedProcessor, copy_of, keyed_processor
 from statestore.keyed.runtime import TimeMode
 from statestore.testing.keyed_store import (
     TIMERS,
@@ -114,7 +113,7 @@ class KeyedHarness:
             processor = keyed_processor(function, output, self._time_mode)
         self._columns = processor.states if isinstance(processor, KeyedProcessor) else {}
         cloudpickle.dumps(processor)  # type: ignore[no-untyped-call]
-        self._processor = deepcopy(processor)
+        self._processor = copy_of(processor)
 
     def batch(
         self,
@@ -229,7 +228,7 @@ class KeyedHarness:
 
     def _run(self, by_key: Sequence[tuple[Key, list[Row]]], now: TimerValues) -> Iterator[Row]:
         """Yield what a task returns."""
-        store, processor = self._store, deepcopy(self._processor)
+        store, processor = self._store, copy_of(self._processor)
         handle = Handle(store, self._time_mode, now)
         processor.init(handle)  # type: ignore[arg-type]
         handle.is_open = True

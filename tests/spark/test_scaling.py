@@ -180,7 +180,7 @@ def test_query_without_an_interval_is_refused(make_lane: MakeLane) -> None:
 def test_stop_that_was_given_up_is_no_stop(
     make_lane: MakeLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Catches a query that ends for good at its next change, since somebody once began to stop it."""
+    """Catches a query that ends for good at its next change, for a stop that was once begun."""
     lane = make_lane(QUERY)
     lane.feed(*QUERY.plan[0][:1])
     query = lane.start(every=EVERY)
