@@ -128,7 +128,10 @@ private[statestore] final class StoreCommit(
         }
         val isPutTogether = op == RecordPages.Merge && sst != null
         if (isPutTogether) change.putTogether(below, key, value)
-        else if (op == RecordPages.Merge) change.requireReadable(below, key, value)
+        else if (op == RecordPages.Merge) below match {
+          case rows: PagedFamily => rows.requireReadable(slots(i), key.length, value.length)
+          case rows => change.requireReadable(rows, key, value)
+        }
         val written = if (isPutTogether) RecordPages.Put else op
         val shown = if (op == RecordPages.Delete) null else value
         writer.add(keyGroup, family.family.id, codeOf(written), key, shown)

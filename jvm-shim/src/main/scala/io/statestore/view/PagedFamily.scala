@@ -53,6 +53,10 @@ private[statestore] final class PagedFamily(
   /** Bytes of the value in a slot that `findSlots` found. */
   def valueLength(slot: Int): Int = records.valueLength(index.addressAt(slot))
 
+  /** Once the value in a slot can be read again with so many bytes more; errors as `RowLimits`. */
+  def requireReadable(slot: Int, keyLen: Int, moreBytes: Int): Unit =
+    RowLimits.require(family, keyLen, valueLength(slot).toLong + moreBytes)
+
   override def findSlots(
       other: RecordPages,
       addresses: Array[Int],
