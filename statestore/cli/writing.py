@@ -221,7 +221,9 @@ def edit(
     if (expire is None) != (older_than is None):
         raise click.UsageError("--expire COLUMN and --older-than AGE go together")
     if (delete, where, upsert, expire, watermark_ms) == (None,) * 5:
-        raise click.UsageError("--delete FILE, --where SQL, --upsert FILE, or several of them")
+        raise click.UsageError(
+            "one of --delete FILE, --where SQL, --expire COLUMN; or --upsert FILE, --watermark-ms"
+        )
     how = _edited(delete, where, upsert, all_rows=all_rows)
     with progress_bar("edit", output=output) as progress:
         result = Checkpoint(checkpoint, storage_options=storage_options).edit(

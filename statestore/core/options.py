@@ -208,7 +208,7 @@ TABLE: tuple[Option, ...] = (
     Option(
         "engine.processes", "engine_processes", "int", 0, scope="shim",
         unit="processes", minimum=0, maximum=16,
-        doc="Engine processes per executor. 0 lets the shim choose from the number of cores.",
+        doc="Engine processes per executor. 0 takes half of its cores, 1 to 4.",
     ),
     Option(
         "engine.callTimeoutMs", "engine_call_timeout_ms", "long", 600000, scope="shim",

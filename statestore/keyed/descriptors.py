@@ -1,7 +1,7 @@
 """What a program says of its keyed state: name, type, default, time to live.
 
 A descriptor becomes a state variable of `transformWithState` under its name. What is stored is
-found by that name: `Checkpoint.read(column_family=name)`.
+found by that name: `Checkpoint.rows(name).read()`.
 """
 
 from __future__ import annotations

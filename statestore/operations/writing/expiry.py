@@ -23,7 +23,7 @@ def expiry_condition(
     """Return the condition that rows which have expired fulfil.
 
     Args:
-        column: A timestamp or date of the key or value, named as in `Checkpoint.read`.
+        column: A timestamp or date of the key or value, named as in `Rows.read`.
         older_than: How old, by the clock; or the limit itself, in UTC where it has no zone.
         shapes: The stores of the operator.
         clock: Tells now.

@@ -7,7 +7,7 @@ import scala.collection.mutable
 
 import io.statestore.{EngineUnavailableException, ShimOptions}
 
-import org.apache.spark.SparkEnv
+import org.apache.spark.{SparkContext, SparkEnv}
 import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
 
 /**
@@ -69,9 +69,18 @@ object Engines {
     catch { case _: IOException => 0L }
 
   private def settings(options: ShimOptions): EngineSettings = {
-    val byCores = math.max(1, math.min(MostByDefault, Runtime.getRuntime.availableProcessors() / 2))
+    val byCores = math.max(1, math.min(MostByDefault, cores / 2))
     val processes = if (options.engineProcesses > 0) options.engineProcesses else byCores
     EngineSettings(processes, options.engineCallTimeoutMs, options.enginePackage)
+  }
+
+  /** Of the executor. A container without a limit of its own shows all of its machine. */
+  private def cores: Int = {
+    val machine = Runtime.getRuntime.availableProcessors()
+    val env = SparkEnv.get
+    val asked = Option(env).filterNot(_.executorId == SparkContext.DRIVER_IDENTIFIER)
+      .flatMap(_.conf.getOption("spark.executor.cores"))
+    asked.fold(machine)(number => math.min(number.toInt, machine))
   }
 
   private def closeAll(): Unit = synchronized {

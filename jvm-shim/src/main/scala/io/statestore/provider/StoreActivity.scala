@@ -10,7 +10,7 @@ import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
 
 /**
  * What the stores of one JVM do, as the source `statestore` of Spark's metrics system: whatever
- * sink the user has shows it. Names are those of docs/monitoring.md.
+ * sink the user has shows it. Names are those of docs/metrics.md.
  */
 private[statestore] final class StoreActivity private {
   val registry = new MetricRegistry
