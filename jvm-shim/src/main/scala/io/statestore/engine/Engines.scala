@@ -7,7 +7,7 @@ import scala.collection.mutable
 
 import io.statestore.{EngineUnavailableException, ShimOptions}
 
-import org.apache.spark.{SparkContext, SparkEnv}
+import org.apache.spark.SparkEnv
 import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
 
 /**
@@ -16,6 +16,9 @@ import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
  */
 object Engines {
   private val MostByDefault = 4
+
+  /** As Spark's own SparkContext.DRIVER_IDENTIFIER says. */
+  private val Driver = "driver"
   private val RssLine = "VmRSS:\\s*(\\d+) kB".r
 
   // All guarded by this.
@@ -77,8 +80,7 @@ object Engines {
   /** Of the executor. A container without a limit of its own shows all of its machine. */
   private def cores: Int = {
     val machine = Runtime.getRuntime.availableProcessors()
-    val env = SparkEnv.get
-    val asked = Option(env).filterNot(_.executorId == SparkContext.DRIVER_IDENTIFIER)
+    val asked = Option(SparkEnv.get).filterNot(_.executorId == Driver)
       .flatMap(_.conf.getOption("spark.executor.cores"))
     asked.fold(machine)(number => math.min(number.toInt, machine))
   }
