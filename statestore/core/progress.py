@@ -93,7 +93,10 @@ class Turn:
 
     def try_acquire(self, timeout_s: float = 0.0) -> bool:
         """Take the turn unless other calls have it for so many seconds; `release` ends it."""
-        return self._lock.acquire(timeout=timeout_s)
+        is_taken = self._lock.acquire(timeout=timeout_s)
+        if is_taken:
+            self._holder = _of_this_call.get()
+        return is_taken
 
     def release(self) -> None:
         """Let the next call have its turn."""

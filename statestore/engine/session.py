@@ -286,8 +286,12 @@ class Session:
     def _clean_up(
         self, head: PublishedFile, options: StateStoreOptions, time_limit_s: float | None = None
     ) -> Cleanup:
-        with self._cleanup_turn:
+        if not self._cleanup_turn.acquire(timeout=-1 if time_limit_s is None else time_limit_s):
+            return Cleanup(num_left=1)  # that of the turn goes on
+        try:
             return self.versions.clean_up(head, options, time_limit_s)
+        finally:
+            self._cleanup_turn.release()
 
 
 def _log_failure(flight: Future[None]) -> None:

@@ -135,7 +135,10 @@ private[statestore] object Leases extends Logging {
           if (lease.isEnding && lease.endIfIdle()) held.remove(key, lease)
         }
       }
-    } catch { case NonFatal(e) => logWarning("leases were not looked after", e) }
+    } catch {
+      // Also of memory or threads that are short for a moment: a raise would end the timer for good.
+      case e: Throwable => logWarning("leases were not looked after", e)
+    }
 
   private def contextOf(query: StatefulQuery): StoreContext = {
     val storeConf = query.newStoreConf()
@@ -233,7 +236,8 @@ private[statestore] object Leases extends Logging {
             if (hasWarned) logInfo(text)
             else logWarning(s"$text. Without it operations may take the query for stopped")
             hasWarned = true
-          case NonFatal(e) => logWarning(s"lease was not renewed: $describe", e)
+          // As in `check`: it would end the thread that renews the lease.
+          case e: Throwable => logWarning(s"lease was not renewed: $describe", e)
         }
       }
     }
