@@ -136,7 +136,7 @@ private[statestore] object Leases extends Logging {
         }
       }
     } catch {
-      // Also of memory or threads that are short for a moment: a raise would end the timer for good.
+      // Also of memory or threads that are short: a raise would end the timer for good.
       case e: Throwable => logWarning("leases were not looked after", e)
     }
 
