@@ -114,25 +114,34 @@ def hash_bytes(column: pa.Array[Any]) -> Hashes:
         own = np.flatnonzero((ranges.sizes < _WORD) & (ranges.sizes > offset))
         found = ranges.read("u1", ranges.starts[own] + offset).astype(np.uint64)
         hashes[own] = _mixed(hashes[own], found)
-    own = np.flatnonzero(ranges.sizes >= _WORD)
+    own = np.flatnonzero((ranges.sizes >= _WORD) & (ranges.sizes <= _PIECE_BYTES))
     piece = np.cumsum(ranges.sizes[own]) // _PIECE_BYTES
     for part in np.split(own, np.flatnonzero(np.diff(piece)) + 1):
         if len(part):
-            hashes[part] += _hash_words(ranges, ranges.starts[part], ranges.sizes[part])
+            counts = -(-ranges.sizes[part] // _WORD)
+            firsts = np.cumsum(counts) - counts
+            places = np.arange(counts.sum()) - np.repeat(firsts, counts)
+            words = _hashed_words(ranges, np.repeat(part, counts), places)
+            hashes[part] += np.add.reduceat(words, firsts)
+    for long in np.flatnonzero(ranges.sizes > _PIECE_BYTES):
+        count = -(-int(ranges.sizes[long]) // _WORD)
+        for first in range(0, count, _PIECE_BYTES // _WORD):
+            places = np.arange(first, min(first + _PIECE_BYTES // _WORD, count))
+            hashes[long : long + 1] += _hashed_words(ranges, long, places).sum()
     return hashes
 
 
-def _hash_words(ranges: ByteRanges, starts: Int64s, sizes: Int64s) -> Hashes:
-    """Return the sum of the hashes of the words of each value, the last of which may overlap."""
-    counts = -(-sizes // _WORD)
-    firsts = np.cumsum(counts) - counts
-    places = np.arange(counts.sum()) - np.repeat(firsts, counts)
-    at = np.minimum(
-        np.repeat(starts, counts) + places * _WORD, np.repeat(starts + sizes - _WORD, counts)
-    )
-    words = _mixed(places.astype(np.uint64) * _PRIMES[1], ranges.read("<u8", at))
-    found: Hashes = np.add.reduceat(words, firsts)
-    return found
+def _hashed_words(ranges: ByteRanges, of: Int64s | np.intp, places: Int64s) -> Hashes:
+    """Return the hashes of words of values by their places; the last of a value may overlap.
+
+    Args:
+        ranges: The values.
+        of: The value that each word is of.
+        places: Of the words, from 0 on in each value.
+    """
+    starts, ends = ranges.starts[of], ranges.starts[of] + ranges.sizes[of]
+    at = np.minimum(starts + places * _WORD, ends - _WORD)
+    return _mixed(places.astype(np.uint64) * _PRIMES[1], ranges.read("<u8", at))
 
 
 def _mixed(hashes: Hashes, words: Hashes) -> Hashes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from statestore.core.clock import SystemClock
@@ -39,7 +40,8 @@ def stop_after_batch(query: StreamingQuery, wait_s: float = math.inf) -> bool:
         query.stop()
     except BaseException:
         if query.isActive:  # it goes on
-            _stops.remove(run)
+            with suppress(ValueError):
+                _stops.remove(run)
         raise
     is_whole = planned is None or _is_reported(query, planned)
     return was_active and is_whole and _stops.count(run) == 1

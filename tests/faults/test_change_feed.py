@@ -4,13 +4,16 @@ import re
 import shutil
 import time
 from pathlib import Path
+from random import Random
 
 import pyarrow as pa
 import pytest
 
 from statestore import Checkpoint
-from statestore.testing.checkpoints import MadeCheckpoint
+from statestore.codec.rows import DELETE, PUT
+from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
 from statestore.testing.engine_process import EngineProcess
+from statestore.testing.stores import OPERATORS
 from tests.shim import RocksDBShim, Shim, in_view, rows
 
 
@@ -80,6 +83,77 @@ def test_changes_of_a_rescale_to_partitions_without_rows_are_none(tmp_path, shim
                 options=shim.options,
             )
             assert [file["version"] for file in answer["files"]] == [3]
+
+
+@pytest.mark.parametrize("shim_class", [Shim, RocksDBShim])
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.extended) for n in range(4, 60))]
+)
+def test_changes_lead_from_one_version_to_any_other_or_are_refused(tmp_path, shim_class, seed):
+    """Catches a copy that follows a change feed and has other rows than the state.
+
+    Histories of batches, edits, rescales by reference and by hashing, and forgets.
+    """
+    random = Random(seed)
+    shim = shim_class(tmp_path, root=f"file:{tmp_path}/query/state")
+    made = MadeCheckpoint(
+        tmp_path / "query", num_partitions=2, backend=shim.backend, operators=OPERATORS[:1]
+    )
+    checkpoint = Checkpoint(made.path)
+    states = [{}]
+    for _ in range(9):
+        what = random.choice(["batch", "batch", "batch", "edit", "rescale", "forget"])
+        present = [key for key, number in made.numbers.items() if number is not None][:1]
+        one = pa.table({"key.k": pa.array(present, pa.int64())})
+        if not present or what == "batch":
+            what = "batch"
+            keys = random.sample(range(6), 2)
+            made.run_batch({key: random.choice([None, key, 100 + key]) for key in keys})
+        elif what == "edit":
+            checkpoint.edit(delete=one, all_rows=True)
+        elif what == "forget":
+            checkpoint.forget(keys=one, all_rows=True)
+        else:
+            checkpoint.rescale(random.choice([1, 2, 3, 4, 6]))
+        if what in ("edit", "forget"):
+            made.numbers[present[0]] = None
+        if made.version < len(states):
+            continue  # a rescale to as many
+        states.append(read_checkpoint(made.path)[0, "default"])
+        assert states[-1] == made.expected()[0, "default"]
+    last, num_partitions = len(states) - 1, checkpoint.info.num_partitions
+    with EngineProcess(shim.scratch) as engine:
+        num_shown = 0
+        for first in range(1, last + 1):
+            rows_of = dict(states[first - 1])
+            answers = [
+                engine.request(
+                    "changes",
+                    store={**shim.store, "partition": partition},
+                    backend=shim.backend,
+                    start_version=first,
+                    end_version=last,
+                    directory=f"{shim.scratch}/changes-{first}-{partition}",
+                    options=shim.options,
+                )
+                for partition in range(num_partitions)
+            ]
+            refused = [answer["error"] for answer in answers if "error" in answer]
+            if refused:
+                assert {error["class"] for error in refused} <= {
+                    "NotFoundError",
+                    "IncompatibleError",
+                }
+                continue
+            num_shown += 1
+            for answer in answers:
+                for file in answer["ok"]["files"]:
+                    with pa.OSFile(file["path"]) as data, pa.ipc.open_stream(data) as stream:
+                        for row in stream.read_all().to_pylist():
+                            assert row["op"] in (PUT, DELETE)
+                            rows_of[row["key"]] = row["value"] if row["op"] == PUT else None
+            assert {k: v for k, v in rows_of.items() if v is not None} == states[last], first
+        assert num_shown or what not in ("batch", "edit")
 
 
 def test_changes_leave_files_only_where_the_reader_removes_them(tmp_path):

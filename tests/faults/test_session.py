@@ -3,7 +3,7 @@
 import errno
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -272,6 +272,33 @@ def test_maintenance_takes_a_due_snapshot_and_expires(bench):
     assert session.versions.load(10, None, 1, OPTIONS).snapshot_version == 9
     with pytest.raises(NotFoundError):
         session.versions.load(5, None, 1, OPTIONS)
+
+
+def test_cleanup_waits_for_another_no_longer_than_it_may(bench):
+    """Catches maintenance that waits without an end, and whose engine is taken for hung."""
+    manual = StateStoreOptions(fsync_enabled=False, snapshot_max_chain_length=1000)
+    for snapshot in (6, 9, 11):
+        while not bench.parent or bench.parent.version < snapshot:
+            bench.commit(options=manual)
+        bench.session.maintain(snapshot, None, OPTIONS, snapshot=True, cleanup=False)
+    bench.io.held_calls = ("delete ",)
+    bench.io.gate.clear()
+
+    def clean_up(wait_s):
+        return bench.session.maintain(
+            11, None, OPTIONS, snapshot=False, cleanup=True, wait_s=wait_s
+        )
+
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(clean_up, None)
+        while not bench.io.num_held and not first.done():
+            time.sleep(0.01)
+        second = clean_up(0.05)
+        bench.io.gate.set()
+
+    assert (second.num_files, second.num_left) == (0, 1)
+    assert first.result().num_files > 0
+    assert clean_up(None).num_left == 0
 
 
 def test_loaded_files_stay_until_the_next_load(bench):

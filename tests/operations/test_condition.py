@@ -352,3 +352,61 @@ def test_condition_over_one_row_holds(text: str) -> None:
     """Catches what people write that would be refused, and times in the zone of the machine."""
     assert Condition(text).rows(ROWS).tolist() == [0]
     assert Condition(f"NOT ({text})").rows(ROWS).tolist() == []
+
+
+MINUTE = dt.timedelta(minutes=1)
+MOMENTS = st.sampled_from([0, 1, 719, 720, 1439, 1440, 2160, 2880]).map(
+    lambda minutes: dt.datetime(2024, 1, 1) + minutes * MINUTE  # noqa: DTZ001
+)
+TIMES = {"day": pa.date32(), "local": pa.timestamp("us"), "start": pa.timestamp("us", "UTC")}
+
+
+def midnight(moment: dt.datetime) -> dt.datetime:
+    """Return the begin of a time's day."""
+    return moment.replace(hour=0, minute=0)
+
+
+@st.composite
+def typed_times(draw: st.DrawFn) -> tuple[str, dt.datetime, dict[str, dt.datetime]]:
+    """Return a text, the time in UTC that it says, and what each type of column keeps of it."""
+    moment, hours = draw(MOMENTS), draw(st.sampled_from([None, None, -11, 0, 2]))
+    if hours is None and draw(st.booleans()):
+        moment = midnight(moment)
+        return f"{moment:%Y-%m-%d}", moment, dict.fromkeys(TIMES, moment)
+    zone = "" if hours is None else f"{hours:+03d}"
+    said = moment - (hours or 0) * 60 * MINUTE
+    keeps = {"day": midnight(moment), "local": moment, "start": said}
+    return f"{moment:%Y-%m-%d %H:%M}{zone}", said, keeps
+
+
+@given(
+    name=st.sampled_from([*TIMES]),
+    moments=st.lists(MOMENTS, min_size=1, max_size=5),
+    texts=st.tuples(typed_times(), typed_times()),
+    what=st.sampled_from([*COMPARISONS, "BETWEEN", "IN"]),
+)
+def test_times_are_compared_with_all_that_a_text_says_or_refused(
+    name: str, moments: list[Any], texts: Any, what: str
+) -> None:
+    """Catches rows that are chosen by a day without its time, or by a time without its offset."""
+    if name == "day":
+        moments = [*map(midnight, moments)]
+    rows = pa.RecordBatch.from_arrays([pa.array(moments).cast(TIMES[name])], names=[name])
+    (first, low, _), (second, high, _) = texts
+    if what in COMPARISONS:
+        texts = texts[:1]
+        text = f"{name} {what} '{first}'"
+        expected = [COMPARISONS[what](moment, low) for moment in moments]
+    elif what == "BETWEEN":
+        text = f"{name} BETWEEN '{first}' AND '{second}'"
+        expected = [low <= moment <= high for moment in moments]
+    else:
+        text = f"{name} IN ('{first}', '{second}')"
+        expected = [moment in (low, high) for moment in moments]
+
+    if any(said != keeps[name] for _, said, keeps in texts):
+        with pytest.raises(InvalidArgumentError, match="says more than the day"):
+            Condition(text).rows(rows)
+    else:
+        found = Condition(text).rows(rows).tolist()
+        assert found == [number for number, holds in enumerate(expected) if holds]

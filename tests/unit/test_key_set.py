@@ -1,12 +1,13 @@
 """Many keys, and bytes looked for in bytes: against Python's own sets and `in`."""
 
 import random
-import time
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from statestore.codec.byte_ranges import ByteRanges
+from statestore.operations import key_set
 from statestore.operations.forget.needles import Needles
 from statestore.operations.key_set import KeySet, _mixed, hash_bytes
 
@@ -54,19 +55,32 @@ def test_keys_of_one_hash_are_told_apart():
         assert found.tolist() == [key in known for key in same]
 
 
-def test_the_time_of_hashing_does_not_depend_on_how_many_lengths_there_are():
+def test_passes_of_hashing_do_not_depend_on_how_many_lengths_there_are(monkeypatch):
     """Catches a pass for each length, which made a search of text take a second a megabyte."""
+    reads = []
+    read = ByteRanges.read
+    monkeypatch.setattr(ByteRanges, "read", lambda *given: reads.append(1) or read(*given))
 
-    def seconds(sizes):
-        column = pa.array([bytes(size) for size in sizes], pa.binary())
-        times = []
-        for _ in range(3):
-            begin = time.process_time()
-            hash_bytes(column)
-            times.append(time.process_time() - begin)
-        return min(times)
+    def num_reads(sizes):
+        reads.clear()
+        hash_bytes(pa.array([bytes(size) for size in sizes], pa.binary()))
+        return len(reads)
 
-    assert seconds(range(2000)) < 10 * seconds([1000] * 2000)
+    assert num_reads(range(2000)) <= num_reads([1000] * 2000) + 1
+
+
+@pytest.mark.parametrize("piece_bytes", [8, 24, 100])
+def test_a_value_has_one_hash_however_it_is_cut(monkeypatch, piece_bytes):
+    """Catches a key that is found or not by its neighbours, and memory that grows with a value."""
+    rng = random.Random(random.getrandbits(64))
+    values = [rng.randbytes(rng.randrange(130)) for _ in range(300)]
+    whole = hash_bytes(pa.array(values, pa.binary()))
+
+    monkeypatch.setattr(key_set, "_PIECE_BYTES", piece_bytes)
+
+    assert hash_bytes(pa.array(values, pa.binary())).tolist() == whole.tolist()
+    alone = [hash_bytes(pa.array([value], pa.binary()))[0] for value in values]
+    assert alone == whole.tolist()
 
 
 @pytest.mark.parametrize("num_needles", [0, 1, 16, 17, 400])

@@ -374,12 +374,13 @@ def _decided(
 def _schema_files(version: CommittedVersion, rows: list[FamilyRows]) -> dict[str, bytes]:
     """Return Spark's files of state schemas that change, by their path."""
     changed: dict[str, dict[str, ColumnFamily]] = {}
-    source, newest_batch = version.checkpoint, max(version.offsets)
-    for of in rows:
-        if of.change.key_schema is None and of.change.value_schema is None:
-            continue
-        # A later run of the query may have written others.
-        operators = read_operators(source.io, source.state_directory, newest_batch)
+    source = version.checkpoint
+    changing = [of for of in rows if (of.change.key_schema, of.change.value_schema) != (None, None)]
+    if not changing:
+        return {}
+    # A later run of the query may have written others.
+    operators = read_operators(source.io, source.state_directory, max(version.offsets))
+    for of in changing:
         operator = operators[of.shape.operator]
         store = next(store for store in operator.stores if store.name == of.shape.name)
         path = f"state/{operator.id}/{store.schema_paths[-1]}"
