@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -223,6 +226,23 @@ def test_no_task_fails_when_engines_are_killed(
     assert len(killed) >= 3
     assert lanes[1].failed_tasks == 0
     assert_same(*lanes)
+
+
+@EXTENDED
+@pytest.mark.ours
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("cores", "expected"), [(1, 1), (4, 2)])
+def test_engines_go_by_the_cores_of_the_executor(tmp_path: Path, cores: int, expected: int) -> None:
+    """Catches four engines in the container of two cores, on a machine of many: it is killed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.spark.engines_job", str(tmp_path), str(cores)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=220,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert int(done.stdout.splitlines()[-1]) == expected
 
 
 @pytest.mark.ours
