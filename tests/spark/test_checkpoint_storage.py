@@ -151,7 +151,7 @@ def test_wrong_settings_are_refused_by_name_and_leave_no_mark(
         finally:
             lane.conf = before
         # Each of the tasks that run at a time may fail, and be tried again once. Each attempt asks
-        # whose the state is, and for the state; the driver's lease of the query asks the former, too.
+        # whose the state is, and for the state; the driver's lease of the query asks the former.
         assert s3_server.requests.total() <= 2 * 2 * NUM_PARTITIONS + 1
         assert "To fix: " in str(raised.value)
         return str(raised.value)
