@@ -1,15 +1,19 @@
 """The shim's calls about one store, made from Python."""
 
 import json
+import shutil
 import struct
+import tempfile
 import threading
 from pathlib import Path
 from typing import ClassVar
 
 import google_crc32c
+import pyarrow as pa
 from rocksdict import SstFileWriter
 
 from statestore.backends.rocksdb.database_memory import DatabaseMemory
+from statestore.backends.rocksdb.merging import database_of
 from statestore.backends.rocksdb.sst import encode_key
 from statestore.backends.rocksdb.view import View
 from statestore.codec.rows import DELETE, PUT, Row
@@ -159,6 +163,23 @@ class RocksDBShim(Shim):
 def in_view(reply):
     """Every row of the view that a reply names."""
     return {key: value for _, key, value in View(reply["view"]).scan(0, b"")}
+
+
+def changes_in(file):
+    """What a file of a change feed puts under each key; None for a key that it deletes."""
+    with pa.OSFile(file["path"]) as data, pa.ipc.open_stream(data) as stream:
+        found = stream.read_all().to_pylist()
+    assert {row["op"] for row in found} <= {PUT, DELETE}
+    rows = {row["key"]: row["value"] for row in found}
+    if file["sst"]:
+        assert {row["op"] for row in found} <= {DELETE}
+        with tempfile.TemporaryDirectory() as directory:
+            copy = shutil.copy(file["sst"], directory)
+            options = DatabaseMemory(1 << 20).options(StateStoreOptions())
+            database = database_of([copy], directory, options)
+            rows |= {key[2:]: value[2:] for key, value in database.items()}
+            database.close()
+    return rows
 
 
 def write_sst(path, rows):

@@ -276,6 +276,22 @@ def deltas_since(location: StoreLocation, head: PublishedFile, oldest: int) -> t
     return own_deltas(reach_back(location, (*head.trailer.files, head.ref), oldest), oldest)
 
 
+@dataclass(frozen=True, slots=True)
+class ChangeFile:
+    """What one version changed, in verified local files for the shim.
+
+    Attributes:
+        trailer: Of the delta.
+        path: An Arrow stream of rows of SCHEMA, each (column family, key) once.
+        sst_path: The puts, as an SST without trailer, where the stream has the deletes alone; else
+            None.
+    """
+
+    trailer: Trailer
+    path: str
+    sst_path: str | None = None
+
+
 def check_first_change(
     location: StoreLocation, deltas: tuple[FileRef, ...], start_version: int
 ) -> None:

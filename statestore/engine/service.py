@@ -326,11 +326,12 @@ class EngineService:
             "column_families": _families(head.trailer.column_families),
             "files": [
                 {
-                    "version": version,
+                    "version": file.trailer.version,
                     "column_families": _families(file.trailer.column_families),
-                    **_file(file),
+                    "path": file.path,
+                    "sst": file.sst_path,
                 }
-                for version, file in files
+                for file in files
             ],
         }
 

@@ -10,11 +10,10 @@ import pyarrow as pa
 import pytest
 
 from statestore import Checkpoint
-from statestore.codec.rows import DELETE, PUT
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
 from statestore.testing.engine_process import EngineProcess
 from statestore.testing.stores import OPERATORS
-from tests.shim import RocksDBShim, Shim, in_view, rows
+from tests.shim import RocksDBShim, Shim, changes_in, in_view, rows
 
 
 def test_changes_of_versions_written_whole_are_refused(tmp_path):
@@ -148,10 +147,7 @@ def test_changes_lead_from_one_version_to_any_other_or_are_refused(tmp_path, shi
             num_shown += 1
             for answer in answers:
                 for file in answer["ok"]["files"]:
-                    with pa.OSFile(file["path"]) as data, pa.ipc.open_stream(data) as stream:
-                        for row in stream.read_all().to_pylist():
-                            assert row["op"] in (PUT, DELETE)
-                            rows_of[row["key"]] = row["value"] if row["op"] == PUT else None
+                    rows_of |= changes_in(file)
             assert {k: v for k, v in rows_of.items() if v is not None} == states[last], first
         assert num_shown or what not in ("batch", "edit")
 
@@ -187,7 +183,7 @@ def test_changes_leave_files_only_where_the_reader_removes_them(tmp_path):
 
     assert [file["version"] for file in files] == [2, 3]
     assert repeated == files
-    assert left == {directory, *(Path(file["path"]) for file in files)}
+    assert left == {directory, *(Path(file[name]) for file in files for name in ("path", "sst"))}
 
 
 def test_replay_starts_at_exactly_the_snapshot_asked_for(tmp_path):

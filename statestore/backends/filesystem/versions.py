@@ -15,6 +15,7 @@ from statestore.checkpoint.commit import (
     publish_delta,
 )
 from statestore.checkpoint.load import (
+    ChangeFile,
     LoadedVersion,
     chain_from_snapshot,
     check_first_change,
@@ -25,7 +26,6 @@ from statestore.checkpoint.load import (
 from statestore.checkpoint.snapshot import SnapshotWriter, is_snapshot_due
 from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer
 from statestore.checkpoint.versions import VersionsBase
-from statestore.codec.state_file import StateFile
 from statestore.codec.trailer import compute_lineage
 from statestore.core.errors import StorageError
 
@@ -211,7 +211,7 @@ class FilesystemVersions(VersionsBase):
 
     def changes(
         self, start_version: int, end_version: int, checkpoint_id: str | None
-    ) -> tuple[PublishedFile, list[tuple[int, StateFile]]]:
+    ) -> tuple[PublishedFile, list[ChangeFile]]:
         """Return the deltas of a range of versions, opened and verified, and the last trailer.
 
         Args:
@@ -227,11 +227,11 @@ class FilesystemVersions(VersionsBase):
         head = read_delta_trailer(self.location, end_version, checkpoint_id)
         refs = deltas_since(self.location, head, start_version)
         check_first_change(self.location, refs, start_version)
-        files = [(ref.version, open_ref(self.location, ref)) for ref in refs]
+        files = [open_ref(self.location, ref) for ref in refs]
         with self._lock:
             self._pinned |= {self.location.path(ref.path) for ref in refs}
-            self._held += tuple(file.path for _, file in files)
-        return head, files
+            self._held += tuple(file.path for file in files)
+        return head, [ChangeFile(file.trailer, file.path) for file in files]
 
 
 def _is_own_snapshot(ref: FileRef) -> bool:

@@ -25,9 +25,8 @@ from statestore.io.checkpoint_memory import TO_FIX_LOSS
 if TYPE_CHECKING:
     from statestore.checkpoint.commit import NewVersion
     from statestore.checkpoint.layout import StoreLocation
-    from statestore.checkpoint.load import LoadedVersion
+    from statestore.checkpoint.load import ChangeFile, LoadedVersion
     from statestore.checkpoint.trailers import PublishedFile
-    from statestore.codec.state_file import StateFile
     from statestore.core.clock import Clock
     from statestore.core.options import StateStoreOptions
     from statestore.core.progress import Turn
@@ -83,7 +82,7 @@ class HeapVersions(FilesystemVersions):
 
     def changes(
         self, start_version: int, end_version: int, checkpoint_id: str | None
-    ) -> tuple[PublishedFile, list[tuple[int, StateFile]]]:
+    ) -> tuple[PublishedFile, list[ChangeFile]]:
         """See FilesystemVersions; raises as `load` when the state is lost."""
         with self._loss_named(end_version):
             return super().changes(start_version, end_version, checkpoint_id)

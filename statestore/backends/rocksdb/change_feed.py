@@ -1,4 +1,4 @@
-"""The change feed of a store: the rows of each delta, as Arrow files."""
+"""The change feed of a store: the rows of each delta, in files that the shim reads."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ import pyarrow.ipc as ipc
 from rocksdict import Rdict
 
 from statestore.backends.rocksdb.database import ingest_files, local_errors
-from statestore.backends.rocksdb.merging import lay_out, open_sst, read_file
-from statestore.backends.rocksdb.sst import KEY_GROUP_BYTES, encode_key
-from statestore.checkpoint.load import check_first_change
+from statestore.backends.rocksdb.merging import (
+    deleted_rows,
+    lay_out,
+    open_sst,
+    read_file,
+)
+from statestore.backends.rocksdb.sst import KEY_GROUP_BYTES, encode_key, extract_sst
+from statestore.checkpoint.load import ChangeFile, check_first_change
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
-from statestore.codec.merge import interleave
 from statestore.codec.rows import (
     MERGE,
     SCHEMA,
@@ -28,9 +32,6 @@ from statestore.codec.rows import (
     split_for_blocks,
     to_numpy,
 )
-from statestore.codec.sealed_file import append_trailer
-from statestore.codec.sorting import sort_into_runs
-from statestore.codec.state_file import StateFile, describe_stream
 from statestore.core.options import StateStoreOptions
 
 if TYPE_CHECKING:
@@ -51,11 +52,12 @@ def write_change_feed(
     start_version: int,
     directory: str,
     memory: DatabaseMemory,
-) -> list[tuple[int, StateFile]]:
-    """Write the deltas of a range of versions as Arrow files; oldest first.
+) -> list[ChangeFile]:
+    """Write the deltas of a range of versions to local files; oldest first.
 
-    Of a key with several values a delta has them all. If a batch only added some, the file has
-    those as a merge: for that the state before the range is read too.
+    Those of a store without lists are copies of the SSTs: the shim reads them as fast as Spark
+    reads a changelog. Of a key with several values a delta has them all. If a batch only added
+    some, the file has those as a merge: for that the state before the range is read too.
 
     Args:
         location: The store.
@@ -78,10 +80,7 @@ def write_change_feed(
         lists = None
         if any(family.multi_values for file in files for family in file.trailer.column_families):
             lists = stack.enter_context(_lists_before(location, files[0], memory, directory))
-        return [
-            (file.trailer.version, _write(location, file, directory, memory, lists))
-            for file in files
-        ]
+        return [_write(location, file, directory, memory, lists) for file in files]
 
 
 class _Lists:
@@ -139,24 +138,25 @@ def _write(
     directory: str,
     memory: DatabaseMemory,
     lists: _Lists | None,
-) -> StateFile:
+) -> ChangeFile:
     trailer = file.trailer
     path = f"{directory}/{trailer.version}.arrows"
     with (
         local_errors("write to the local disk", path),
         tempfile.TemporaryDirectory(prefix="rows-", dir=directory) as scratch,
+        ipc.new_stream(path, SCHEMA) as stream,
     ):
         sealed = open_sst(location, file.ref)
-        batches = read_file(sealed, scratch, StateStoreOptions(), memory)
-        if lists is not None:
-            batches = (part for batch in batches for part in lists.without_known(batch, trailer))
-        runs = sort_into_runs(batches, trailer.max_parallelism, scratch)
+        sst_path = None
+        if lists is None:
+            sst_path = extract_sst(sealed, f"{directory}/{trailer.version}.sst")
+            batches = deleted_rows(sealed)
+        else:
+            rows = read_file(sealed, scratch, StateStoreOptions(), memory)
+            batches = (part for batch in rows for part in lists.without_known(batch, trailer))
+        for batch in batches:
+            for block in split_for_blocks(batch):
+                stream.write_batch(block)
         if lists is not None:
             lists.follow([file.ref], trailer.key_groups)
-        with ipc.new_stream(path, SCHEMA) as stream:
-            for rows in interleave(runs, trailer.max_parallelism):
-                for block in split_for_blocks(rows):
-                    stream.write_batch(block)
-    blocks = describe_stream(path, Path(path).stat().st_size, trailer.max_parallelism)
-    append_trailer(path, replace(trailer, blocks=blocks))
-    return StateFile(path)
+    return ChangeFile(trailer, path, sst_path)

@@ -147,6 +147,11 @@ def read_file(
                 yield from sst.decode_rows(all_pieces(database))
             finally:
                 database.close()
+    yield from deleted_rows(file)
+
+
+def deleted_rows(file: SealedFile) -> Iterator[pa.RecordBatch]:
+    """Yield the deletes of one durable file as `read_file` does."""
     deletes = sst.read_deletes(file)
     while deleted := list(islice(deletes, MAX_BLOCK_ROWS)):
         encoded = [(key, bytes(sst.KEY_GROUP_BYTES)) for key in deleted]

@@ -46,8 +46,8 @@ from statestore.core.progress import Turn
 if TYPE_CHECKING:
     from statestore.backends.rocksdb.database_memory import DatabaseMemory
     from statestore.checkpoint.layout import StoreLocation
+    from statestore.checkpoint.load import ChangeFile
     from statestore.codec.references import FileRef
-    from statestore.codec.state_file import StateFile
     from statestore.core.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -374,8 +374,8 @@ class RocksDBVersions(VersionsBase):
 
     def changes(
         self, start_version: int, end_version: int, checkpoint_id: str | None, directory: str
-    ) -> tuple[PublishedFile, list[tuple[int, StateFile]]]:
-        """Return the deltas of a range of versions as Arrow files, and the last trailer.
+    ) -> tuple[PublishedFile, list[ChangeFile]]:
+        """Return the deltas of a range of versions in local files, and the last trailer.
 
         Args and errors as FilesystemVersions.changes; `directory` as `write_change_feed` takes it.
         """

@@ -7,13 +7,14 @@ import scala.jdk.CollectionConverters._
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.delta.{StateFileOp, StateFileReader}
-import io.statestore.view.{ColumnFamily, KeyCodec, MultiValues, ValueCodec}
+import io.statestore.rocksdb.SstReader
+import io.statestore.view.{BytesRef, ColumnFamily, KeyCodec, MultiValues, ValueCodec}
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state.{ChangeDataReader, RecordType}
 
 /**
- * The changes of a range of versions, version by version: the net effect of each batch, sorted by
- * key (Spark's RocksDB provider shows every write, in the order it was made).
+ * The changes of a range of versions, version by version: the net effect of each batch, each key
+ * once, in no order (Spark's RocksDB provider shows every write, in the order it was made).
  *
  * @param reply what the engine answered to `changes`
  * @param removeFiles removes the files that were made for this reader
@@ -33,13 +34,13 @@ private[statestore] final class ChangeReader(
   private val files = reply.get("files").elements.asScala.toSeq.reverseIterator
     .takeWhile(file => familyIn(file).exists(before => family.exists(isThat(_, before))))
     .toSeq.reverseIterator
-  private var open: StateFileReader = _
+  private var open = List.empty[AutoCloseable]
   private var changes: Iterator[Change] = Iterator.empty
 
   override protected def getNext(): Change = {
-    while (!changes.hasNext && family.isDefined && (open != null || files.hasNext)) {
+    while (!changes.hasNext && family.isDefined && files.hasNext) {
       closeFile()
-      if (files.hasNext) changes = read(files.next())
+      changes = read(files.next())
     }
     if (changes.hasNext) {
       changes.next()
@@ -61,21 +62,32 @@ private[statestore] final class ChangeReader(
   private def isThat(now: ColumnFamily, before: ColumnFamily): Boolean =
     now.id == before.id && now.sameLayout(before)
 
-  private def closeFile(): Unit = if (open != null) {
-    open.close()
-    open = null
+  private def closeFile(): Unit = {
+    open.foreach(_.close())
+    open = Nil
   }
 
   private def read(file: JsonNode): Iterator[Change] = {
     val batchId = file.get("version").asLong - 1
     val reader = new StateFileReader(new File(file.get("path").asText))
-    open = reader
-    Iterator
+    open = List(reader)
+    val rows = Iterator
       .continually(reader.nextBatch())
       .takeWhile(identity)
       .flatMap(_ => (0 until reader.rows).iterator)
       .filter(reader.family(_) == family.get.id)
       .flatMap(change(reader, _, batchId))
+    if (file.path("sst").isTextual) rows ++ puts(file.get("sst").asText, batchId) else rows
+  }
+
+  private def puts(sst: String, batchId: Long): Iterator[Change] = {
+    val reader = new SstReader(sst, family.get.id)
+    open ::= reader
+    val (key, value) = (new BytesRef, new BytesRef)
+    Iterator.continually(reader.next(key, value)).takeWhile(identity).map { _ =>
+      val row = valueCodec.decode(value.base, value.at, value.length)
+      (RecordType.PUT_RECORD, codec.decode(key.base, key.at, key.length), row, batchId)
+    }
   }
 
   private def change(reader: StateFileReader, row: Int, batchId: Long): Iterator[Change] = {
