@@ -2,15 +2,21 @@
 
 `<version>.<partition>.ref` lies in the directory of every source, where it keeps the files of lower
 versions from being deleted, and in the rescaled store's own directory. Its bytes are the same
-everywhere and name the sources. A maintenance that lists its own directory, as each does, sees them
-all; no further request is made until the last retained version that needs foreign files has gone.
-The one in its own directory is written first and deleted last, so that it always leads to the
-others.
+everywhere: they name the sources, and the oldest version whose files the rescaled one is made of.
+A maintenance that lists its own directory, as each does, sees them all; it reads them only where
+the rescale is older than every version to retain. The one in its own directory is written first and
+deleted last, so that it always leads to the others.
+
+Let r be a rescale that is older than every version to retain. Those are made of files that r names,
+or that came after it, whichever rescales followed. So nothing needs a file that is older than those
+that r names, and the references of the rescales before r may go. Both stay so when a later rescale
+is undone. A rescale that was killed has references, too, perhaps not all: it counts as none.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.cleanup import Cleanup, Deadline, delete_files
@@ -21,6 +27,7 @@ from statestore.checkpoint.layout import (
     parse_rescale_ref_name,
     parse_state_file_name,
 )
+from statestore.checkpoint.trailers import read_trailer
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 from statestore.core.json_fields import MalformedError, parse_fields, to_integer
 from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
@@ -36,7 +43,7 @@ FORMAT_VERSION = 1
 
 
 def write_refs(
-    location: StoreLocation, version: int, sources: Iterable[int], *, sync: bool
+    location: StoreLocation, version: int, sources: Iterable[int], lowest: int, *, sync: bool
 ) -> None:
     """Keep the files of some state partitions for a version that is going to be made of them.
 
@@ -44,18 +51,26 @@ def write_refs(
         location: The store that the version is of.
         version: The rescaled version.
         sources: State partitions whose store directories hold the files.
+        lowest: The oldest version whose files it is made of; itself where there are none.
         sync: Whether to wait for the disk.
 
     Guarantee: on return no maintenance deletes a file of a lower version there, until `release` or
-    `plan_release` says so. Writing them again changes nothing.
+    `plan_release` says so. Writing them again changes nothing; what another rescale that made the
+    version before, and was killed or taken back, has of them is released with them.
 
     Raises:
+        CorruptionError, IncompatibleError: Those of such a rescale cannot be read.
         StorageError: The storage failed; `release` takes away what was written.
     """
     own = location.store.partition
     ref = RescaleRefName(version, own)
-    others = sorted(set(sources) - {own})
-    fields = {"format_version": FORMAT_VERSION, "sources": sorted({own, *others})}
+    before = _read(location, ref)
+    others = sorted({*sources, *before.sources} - {own})
+    fields = {
+        "format_version": FORMAT_VERSION,
+        "sources": sorted({own, *others}),
+        "lowest": min(lowest, before.lowest) if before.sources else lowest,
+    }
     data = json.dumps(fields).encode()
     for partition in (own, *others):
         source = location.sibling(partition)
@@ -69,36 +84,79 @@ def find_refs(files: Iterable[FileInfo]) -> tuple[RescaleRefName, ...]:
     return tuple(sorted(ref for ref in found if ref is not None))
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The reference files of a store directory, as a maintenance finds them.
+
+    Attributes:
+        released: Those that are needed no longer.
+        kept: The others.
+        lowest: `kept` keeps no file of a version below it; 0 where that is not known.
+    """
+
+    released: tuple[RescaleRefName, ...]
+    kept: tuple[RescaleRefName, ...]
+    lowest: int
+
+
 def plan_release(
-    refs: Iterable[RescaleRefName], partition: int, num_partitions: int, oldest: int
-) -> tuple[tuple[RescaleRefName, ...], int]:
+    location: StoreLocation,
+    files: Sequence[FileInfo],
+    num_partitions: int,
+    made_of: int,
+    retained: int,
+) -> Held:
     """Decide which reference files of a store directory are needed no longer.
 
-    None goes before the store's newest rescaled version does: until then that rescale may be
-    undone, which needs the files of the layout before it. Then the store's own go, and those of
-    state partitions that no longer exist: whoever took over their state has its own.
+    None goes before the store's newest rescaled version does, or while there is none that is newer
+    and older than every version to retain: until then a rescale may be undone, which needs the
+    files of the layout before it. Then the store's own go, and those of state partitions that no
+    longer exist: whoever took over their state has its own.
 
     Args:
-        refs: Reference files in the directory.
-        partition: State partition of the store.
+        location: The store.
+        files: Listing of its directory.
         num_partitions: State partitions that the checkpoint has now.
-        oldest: The oldest version that a retained version of the store is made of; 0 where one of
+        made_of: The oldest version that a retained version of the store is made of; 0 where one of
             them is made of files that a rescale took over.
+        retained: The oldest version to retain; 0 where the lineage is not known.
 
-    Returns:
-        The references to release; and the version below which the remaining ones keep every file, 0
-        without any.
+    Raises:
+        CorruptionError, IncompatibleError, StorageError: A reference, or the trailer of a rescaled
+            version, cannot be read.
     """
-    known = tuple(refs)
-    newest_own = max((ref.version for ref in known if ref.partition == partition), default=0)
-    done = tuple(
+    refs = find_refs(files)
+    partition = location.store.partition
+    own = [ref.version for ref in reversed(refs) if ref.partition == partition]
+    passed = next(
+        (
+            version
+            for version in own
+            if version < retained and _is_rescaled(location, files, version)
+        ),
+        0,
+    )
+    may_go_below = max(passed, made_of if max(own, default=0) < made_of else 0)
+    released = tuple(
         ref
-        for ref in known
-        if newest_own < oldest
-        and ref.version < oldest
+        for ref in refs
+        if ref.version < may_go_below
         and (ref.partition == partition or ref.partition >= num_partitions)
     )
-    return done, max((ref.version for ref in known if ref not in done), default=0)
+    kept = tuple(ref for ref in refs if ref not in released)
+    lowest = min((_read(location, ref).lowest for ref in kept), default=0) if passed else 0
+    return Held(released, kept, lowest)
+
+
+def _is_rescaled(location: StoreLocation, files: Sequence[FileInfo], version: int) -> bool:
+    """Return whether a rescale made a version, which a batch has not made since."""
+    names = ((info.name, parse_state_file_name(info.name)) for info in files)
+    deltas = [name for name, of in names if of and (of.kind, of.version) == ("delta", version)]
+    try:
+        parents = [read_trailer(location, name).trailer.parent for name in deltas]
+    except NotFoundError:
+        return False
+    return bool(parents) and not any(parents)
 
 
 def release(
@@ -126,7 +184,7 @@ def release(
     below = max((ref.version for ref in refs if ref.partition == own), default=0)
     cleaned = Cleanup()
     for ref in refs:
-        sources = _read_sources(location, ref) if ref.partition == own else ()
+        sources = _read(location, ref).sources if ref.partition == own else ()
         for partition in sources:
             if partition != own:
                 source = location.sibling(partition)
@@ -159,7 +217,7 @@ def _delete_abandoned(
     )
     # It was perhaps the last that needed the files of its own sources.
     own = {ref for ref in refs if ref.partition == partition}
-    for source in sorted({source for ref in own for source in _read_sources(location, ref)}):
+    for source in sorted({source for ref in own for source in _read(location, ref).sources}):
         if not cleaned.num_left:
             cleaned += _delete_abandoned(
                 location.sibling(source), below, num_partitions, visited, deadline
@@ -188,7 +246,16 @@ def _is_below(file_name: str, version: int) -> bool:
     return is_temporary(file_name) or parse_pin_name(file_name) is not None
 
 
-def _read_sources(location: StoreLocation, ref: RescaleRefName) -> tuple[int, ...]:
+@dataclass(frozen=True, slots=True)
+class _Ref:
+    """What a reference file says; see `write_refs`."""
+
+    sources: tuple[int, ...] = ()
+    lowest: int = 0
+
+
+def _read(location: StoreLocation, ref: RescaleRefName) -> _Ref:
+    """Read a reference file; without sources where it is not there."""
     path = location.path(str(ref))
     try:
         data, _ = location.io.read_tail(path, 1 << 20)
@@ -197,8 +264,9 @@ def _read_sources(location: StoreLocation, ref: RescaleRefName) -> tuple[int, ..
         sources = tuple(
             to_integer(source, 0, MAX_PARALLELISM_LIMIT - 1) for source in fields.items("sources")
         )
+        lowest = fields.integer("lowest", 0, ref.version) if fields.has("lowest") else 0
     except NotFoundError:
-        return ()
+        return _Ref()
     except MalformedError as error:
         raise CorruptionError(
             "a rescale's reference file cannot be read",
@@ -216,4 +284,4 @@ def _read_sources(location: StoreLocation, ref: RescaleRefName) -> tuple[int, ..
             newest_known=FORMAT_VERSION,
             to_fix="use the statestore release that wrote it, or a later one",
         )
-    return sources
+    return _Ref(sources, lowest)

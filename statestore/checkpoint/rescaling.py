@@ -338,7 +338,9 @@ def write_rescaled_version(
     data, blocks = _EMPTY[location.body]()
     lineage = compute_lineage(None, blocks, store.files)
     existing = _find(location, store.new)
-    write_refs(location, store.new.version, store.sources, sync=sync)
+    version = store.new.version
+    lowest = min((ref.version for ref in store.files), default=version)
+    write_refs(location, version, store.sources, lowest, sync=sync)
     mark_home(location, home, store.new.backend)
     if existing is not None:
         return existing

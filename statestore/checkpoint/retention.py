@@ -27,7 +27,7 @@ from statestore.checkpoint.layout import REPLAYED, is_temporary, parse_state_fil
 from statestore.checkpoint.lineage import check_parent, check_ref
 from statestore.checkpoint.load import own_deltas
 from statestore.checkpoint.pins import oldest_to_retain
-from statestore.checkpoint.rescale_refs import find_refs, plan_release
+from statestore.checkpoint.rescale_refs import plan_release
 from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer, read_trailer
 from statestore.core.errors import FencedError, NotFoundError
 
@@ -95,14 +95,17 @@ def plan_cleanup(
     oldest, expired_pins = oldest_to_retain(newest, options.min_versions_to_retain, files, now_ms)
     retained = _retained(location, head, summaries, oldest)
     is_made_of_foreign = any(ref.is_foreign for ref in retained.files)
-    release, held_below = plan_release(
-        find_refs(files),
-        location.store.partition,
+    held = plan_release(
+        location,
+        files,
         head.trailer.num_partitions,
         0 if is_made_of_foreign or retained.has_hole else retained.oldest,
+        0 if retained.has_hole else oldest,
     )
-    expired_below = 0 if held_below or retained.has_hole else retained.oldest
-    judged_from = max(held_below, retained.oldest)
+    expired_below = 0 if retained.has_hole else retained.oldest
+    if held.kept:
+        expired_below = min(expired_below, held.lowest)
+    judged_from = max(*(ref.version for ref in held.kept), retained.oldest, 0)
     needed = {ref.path for ref in retained.files}
     delete = list(expired_pins)
     stays: list[str] = []
@@ -122,7 +125,7 @@ def plan_cleanup(
     nameable = summaries.nameable((info.name for info in files), needed.union(stays))
     unnamed.sort(key=lambda found: found[0])
     delete += [info for _, info in unnamed if info.name not in nameable]
-    return CleanupPlan(tuple(delete), release)
+    return CleanupPlan(tuple(delete), held.released)
 
 
 def _retained(

@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint import operator_metadata
-from statestore.checkpoint.layout import parse_state_file_name
+from statestore.checkpoint.layout import parse_rescale_ref_name, parse_state_file_name
 from statestore.checkpoint.operator_metadata import OF_OPERATOR
 from statestore.checkpoint.pins import pinned
 from statestore.checkpoint.query_log import (
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 MAX_COPIES_AT_ONCE = 8
 _LOGS = ("offsets", "commits")
-_REFERENCE = re.compile(r"[0-9]+\.[0-9]+\.ref")
 _OF_STATE = re.compile(r"state/[0-9]+/[0-9]+/(?:.*/)?(?P<name>[^/]+)")
 
 
@@ -303,13 +302,15 @@ def copy_state(
 
 
 def _references(version: CommittedVersion, store: StoreName) -> Iterable[tuple[str, int]]:
-    """Yield the files that keep what a store takes from others from being deleted there."""
+    """Yield the store's files that keep what it takes from others from being deleted there."""
     location = version.checkpoint.location(store)
     taken = [ref.path for ref in version.heads[store].trailer.files if ref.is_foreign]
     directories = {posixpath.dirname(location.path(path)) for path in taken}
     for directory in directories | ({location.directory} if taken else set()):
         for info in location.io.list(directory):
-            if _REFERENCE.fullmatch(info.name):
+            ref = parse_rescale_ref_name(info.name)
+            # One of another store leads to nothing without the one in that store's directory.
+            if ref is not None and ref.partition == store.partition:
                 yield f"{directory}/{info.name}", info.size
 
 

@@ -410,16 +410,22 @@ class MadeCheckpoint:
         }
 
 
-def read_checkpoint(path: str, io: TreeFileIO | None = None) -> dict[tuple[int, str], Rows]:
-    """Return the rows of every store of a checkpoint at its newest version, from all partitions.
+def read_checkpoint(
+    path: str, io: TreeFileIO | None = None, *, version: int | None = None
+) -> dict[tuple[int, str], Rows]:
+    """Return the rows of every store of a checkpoint, from all partitions.
+
+    Args:
+        path: The checkpoint directory.
+        io: Its storage; the local disk when left out.
+        version: The version; the newest when left out.
 
     Raises:
         AssertionError: A row is in another state partition than its key belongs to.
     """
     found: dict[tuple[int, str], Rows] = {}
     with open_checkpoint(Place(path, io=io)) as checkpoint:
-        version = checkpoint.newest_version
-        for store, head in checkpoint.heads(version).items():
+        for store, head in checkpoint.heads(version or checkpoint.newest_version).items():
             rows = found.setdefault((store.operator, store.name), {})
             mine: Rows = {}
             for batch in read_rows(checkpoint, head):
@@ -428,7 +434,7 @@ def read_checkpoint(path: str, io: TreeFileIO | None = None) -> dict[tuple[int, 
             family = head.trailer.column_families[0]
             keys = pa.array(mine, pa.binary())
             groups = compute_key_groups(keys, store.name, family, head.trailer.max_parallelism)
-            assert (groups % checkpoint.num_partitions == store.partition).all(), store
+            assert (groups % head.trailer.num_partitions == store.partition).all(), store
             assert not rows.keys() & mine.keys(), store
             rows |= mine
     return found

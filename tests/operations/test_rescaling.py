@@ -351,7 +351,8 @@ def test_reference_files_name_all_sources(checkpoint):
     name = str(RescaleRefName(3, 4))
     for partition in (0, 2, 4):
         data, _ = checkpoint.io.read_tail(checkpoint.location(partition).path(name), 1000)
-        assert json.loads(data) == {"format_version": 1, "sources": [0, 2, 4]}
+        expected = {"format_version": 1, "sources": [0, 2, 4], "lowest": 1}
+        assert json.loads(data) == expected
 
 
 @pytest.mark.parametrize("change", [b"", b"{", b'{"format_version": 2, "sources": []}'])
