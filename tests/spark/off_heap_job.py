@@ -2,8 +2,8 @@
 
 python -m tests.spark.off_heap_job ROOT MIB ROWS: compares each batch, of so many rows, with that of
 Spark's own provider. It prints the bytes outside of the heap, with the rows of each query and after
-all stores were closed; behind them the error of each query that found no memory left. Such a query
-goes on on the heap.
+all stores were closed; then those that are left a while after each query has ended; then the error
+of each query that found no memory left. Such a query goes on on the heap.
 """
 
 import json
@@ -34,11 +34,16 @@ def main() -> None:
     """Run the queries, compare, and print what was measured."""
     root, mib, num_rows = Path(sys.argv[1]), *map(int, sys.argv[2:])
     plan = one_input(2, 1, num_rows=num_rows, num_keys=num_rows)
-    memory = {"spark.memory.offHeap.enabled": "true", "spark.memory.offHeap.size": f"{mib}m"}
-    spark = start_application(root / "application", [find_jar()], conf=memory)
+    conf = {
+        "spark.memory.offHeap.enabled": "true",
+        "spark.memory.offHeap.size": f"{mib}m",
+        # Spark closes the stores of a query that has ended with its next maintenance.
+        f"{STATE_STORE}.maintenanceInterval": "1h",
+    }
+    spark = start_application(root / "application", [find_jar()], conf=conf)
     jvm: Any = spark._jvm
     held = jvm.io.statestore.provider.OffHeap.bytes
-    used, errors = [], []
+    used, left, errors = [], [], []
     references: dict[str, Lane] = {}
     for small, provider in RUNS:
         query = replace(small, plan=plan)
@@ -50,13 +55,21 @@ def main() -> None:
         errors += run(ours)
         used.append(held())
         assert_same(references[query.name], ours)
+        await_nothing(held)
+        left.append(held())
     stores = getattr(jvm.org.apache.spark.sql.execution.streaming.state, "StateStore$")
     getattr(stores, "MODULE$").stop()
+    await_nothing(held)
+    sys.stdout.write(json.dumps([*used, held()]) + "\n")
+    sys.stdout.write(json.dumps(left) + "\n")
+    sys.stdout.write(json.dumps(errors) + "\n")
+
+
+def await_nothing(held: Any) -> None:
+    """Wait until no byte is taken; memory that was freed is given back 10 seconds later."""
     end = time.monotonic() + 60
     while held() and time.monotonic() < end:
         time.sleep(0.5)
-    sys.stdout.write(json.dumps([*used, held()]) + "\n")
-    sys.stdout.write(json.dumps(errors) + "\n")
 
 
 def run(lane: Lane) -> list[str]:

@@ -3,6 +3,7 @@ package io.statestore.engine
 import java.io.File
 import java.nio.charset.StandardCharsets.UTF_8
 import java.nio.file.Files
+import java.nio.file.StandardCopyOption.ATOMIC_MOVE
 
 import scala.jdk.CollectionConverters._
 
@@ -59,7 +60,7 @@ private[engine] object EngineLaunch {
   private val Py4jRoot = "/statestore-py4j/"
 
   /**
-   * Choose the Python and lay out the package.
+   * Choose the Python and lay out what is missing of the package.
    *
    * @param enginePackage `embedded` to extract the jar's copy into `scratch`, `installed` to leave
    *        the package to the Python's own environment
@@ -132,8 +133,13 @@ private[engine] object EngineLaunch {
     val index = new String(Resources.bytes(root + "INDEX"), UTF_8)
     index.linesIterator.map(_.trim).filter(_.nonEmpty).foreach { path =>
       val file = directory.toPath.resolve(path)
-      Files.createDirectories(file.getParent)
-      Files.write(file, Resources.bytes(root + path))
+      if (!Files.exists(file)) {
+        Files.createDirectories(file.getParent)
+        // Another engine may be starting.
+        val written = Files.createTempFile(file.getParent, ".tmp-", null)
+        Files.write(written, Resources.bytes(root + path))
+        Files.move(written, file, ATOMIC_MOVE)
+      }
     }
     directory
   }

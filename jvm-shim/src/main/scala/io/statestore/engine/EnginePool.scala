@@ -22,7 +22,8 @@ final class EnginePool private[engine] (settings: EngineSettings) {
   private[this] val scratch =
     ScratchDirectory.create(StateStoreInternals.localDirectories(StateStoreInternals.sparkConf))
 
-  private[this] lazy val launch = EngineLaunch.prepare(settings.enginePackage, scratch.path)
+  /** Laid out anew for each start: the machine may have cleaned its temporary files since. */
+  private[this] def launch = EngineLaunch.prepare(settings.enginePackage, scratch.path)
 
   private[this] val files = new FileServer
 

@@ -132,7 +132,10 @@ private[statestore] object Leases extends Logging {
         val active = QueryRuns.active(runs)
         held.asScala.foreach { case (key, lease) =>
           lease.isEnding = !active(key._2)
-          if (lease.isEnding && lease.endIfIdle()) held.remove(key, lease)
+          if (lease.isEnding && lease.endIfIdle()) {
+            held.remove(key, lease)
+            ViewHolders.ended(key._2)
+          }
         }
       }
     } catch {

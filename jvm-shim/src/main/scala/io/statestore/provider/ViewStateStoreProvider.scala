@@ -49,6 +49,7 @@ abstract class ViewStateStoreProvider(backend: String)
   private var snapshotAskedAt = 0L
   @volatile private var wasServed = false // by the engine, which then knows the store
   @volatile private var closed = false
+  @volatile private var hasLetGo = false // of the view, which is not kept for another handle
 
   override def init(
       stateStoreId: StateStoreId,
@@ -177,6 +178,7 @@ abstract class ViewStateStoreProvider(backend: String)
     closed = true
     lock.synchronized(drop())
     if (wasServed) {
+      ViewHolders.closed(context.directory, this)
       StoreActivity.current.closed(context.directory)
       closeInEngine()
     }
@@ -216,6 +218,17 @@ abstract class ViewStateStoreProvider(backend: String)
     pending = null
   }
 
+  private[provider] def run: String = context.run
+
+  /** Gives up the view, as soon as no handle is open on it, until a store is opened again. */
+  private[provider] def letGo(): Unit = {
+    hasLetGo = true
+    lock.synchronized(dropIfLeft())
+  }
+
+  private def dropIfLeft(): Unit =
+    if (hasLetGo && current != null && current.openHandles == 0) drop()
+
   /** Engine calls made for the view since the last commit, on whichever thread. */
   private[statestore] def takeCalls(): Long = loader.takeCalls()
 
@@ -245,6 +258,7 @@ abstract class ViewStateStoreProvider(backend: String)
           wanted.end()
         }
       }
+      dropIfLeft()
     }
     // A task that outlives its provider may have had the engine open the store again.
     if (closed) closeInEngine()
@@ -288,6 +302,10 @@ abstract class ViewStateStoreProvider(backend: String)
     if (version < 0) throw StateStoreInternals.unexpectedStateStoreVersion(version)
     if (!readOnly) context.checkWritable()
     Leases.hold(context)
+    if (context.isOfQuery) {
+      hasLetGo = false
+      ViewHolders.hold(context.directory, this)
+    }
     val counters = new HandleCounters
     lock.synchronized {
       checkNotClosed("getStore")
@@ -411,10 +429,10 @@ abstract class ViewStateStoreProvider(backend: String)
   }
 }
 
-private object ViewStateStoreProvider {
+private[provider] object ViewStateStoreProvider {
 
-  /** Advance views. */
-  private lazy val background = Background.threads(
+  /** Advance views, and let go of them. */
+  lazy val background = Background.threads(
     "statestore-advance", math.max(1, Runtime.getRuntime.availableProcessors / 2))
 }
 

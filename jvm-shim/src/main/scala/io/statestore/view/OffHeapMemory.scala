@@ -3,6 +3,8 @@ package io.statestore.view
 import java.util.ArrayDeque
 import java.util.concurrent.{CompletableFuture, TimeUnit}
 
+import scala.collection.mutable
+
 import io.statestore.view.OffHeapMemory._
 import org.apache.spark.unsafe.Platform
 
@@ -18,7 +20,7 @@ import org.apache.spark.unsafe.Platform
  * @param keptMs milliseconds for which freed memory stays mapped
  */
 private[statestore] final class OffHeapMemory(budget: Budget, keptMs: Long = KeptMs) {
-  private val kept = new ArrayDeque[Freed] // the oldest first
+  private val kept = mutable.HashMap.empty[Int, ArrayDeque[Freed]] // by size, the oldest first
   private var takenBytes = 0L
   private var isTrimming = false
 
@@ -26,45 +28,55 @@ private[statestore] final class OffHeapMemory(budget: Budget, keptMs: Long = Kep
   def bytes: Long = synchronized(takenBytes)
 
   /**
-   * Takes memory, which has any content, and returns its address.
+   * Takes memory, which has any content, and returns its address. Waits where memory that was
+   * freed is about to be given back.
    *
    * @throws io.statestore.view.NoMemoryException there is not so much
    */
   def take(size: Int): Long = synchronized {
-    val last = kept.peekLast
-    if (last != null && sizeAt(last.address) == size) {
-      kept.pollLast().address
-    } else {
-      if (!budget.grant(size + HeaderBytes)) {
-        trim()
-        if (!budget.grant(size + HeaderBytes)) {
-          throw new NoMemoryException(
-            "[state-too-large] the rows of all state partitions of this executor are more than " +
-              s"its memory outside of the heap: taken=$takenBytes ${budget.limit}. To fix: raise " +
-              "spark.memory.offHeap.size, or use more executors")
-        }
-      }
-      val start =
-        try Platform.allocateMemory(size + HeaderBytes)
-        catch {
-          case e: OutOfMemoryError =>
-            budget.giveBack(size + HeaderBytes)
-            throw new NoMemoryException(
-              "[state-too-large] the machine has no memory left outside of the heap: " +
-                s"taken=$takenBytes ${budget.limit}. To fix: lower spark.memory.offHeap.size to " +
-                "what the machine has, and use more executors", e)
-        }
-      takenBytes += size + HeaderBytes
-      Platform.putLong(null, start, size.toLong)
-      start + HeaderBytes
+    kept.get(size) match {
+      case Some(same) =>
+        val address = same.pollLast().address
+        if (same.isEmpty) kept -= size
+        address
+      case None =>
+        obtain(size + HeaderBytes)
+        val start =
+          try Platform.allocateMemory(size + HeaderBytes)
+          catch {
+            case e: OutOfMemoryError =>
+              budget.giveBack(size + HeaderBytes)
+              throw new NoMemoryException(
+                "[state-too-large] the machine has no memory left outside of the heap: " +
+                  s"taken=$takenBytes ${budget.limit}. To fix: lower spark.memory.offHeap.size " +
+                  "to what the machine has, and use more executors", e)
+          }
+        takenBytes += size + HeaderBytes
+        Platform.putLong(null, start, size.toLong)
+        start + HeaderBytes
     }
   }
 
+  private def obtain(all: Long): Unit =
+    while (!budget.grant(all)) {
+      if (kept.isEmpty) {
+        throw new NoMemoryException(
+          "[state-too-large] the rows of all state partitions of this executor are more than " +
+            s"its memory outside of the heap: taken=$takenBytes ${budget.limit}. To fix: raise " +
+            "spark.memory.offHeap.size, or use more executors")
+      }
+      val oldest = kept.valuesIterator.map(_.peekFirst.at).min
+      val restNanos = oldest + keptNanos - System.nanoTime()
+      if (restNanos > 0L) TimeUnit.NANOSECONDS.timedWait(this, restNanos)
+      trim()
+    }
+
   /** Frees what `take` returned; nothing may ask for it any more. Returns its size. */
   def free(address: Long): Int = synchronized {
-    kept.addLast(new Freed(address, System.nanoTime()))
+    val size = sizeAt(address)
+    kept.getOrElseUpdate(size, new ArrayDeque[Freed]).addLast(new Freed(address, System.nanoTime()))
     if (!isTrimming) trimLater()
-    sizeAt(address)
+    size
   }
 
   private def trimLater(): Unit = {
@@ -73,21 +85,24 @@ private[statestore] final class OffHeapMemory(budget: Budget, keptMs: Long = Kep
       synchronized {
         trim()
         isTrimming = false
-        if (!kept.isEmpty) trimLater()
+        if (kept.nonEmpty) trimLater()
       }
     }
   }
 
   private def trim(): Unit = {
     val now = System.nanoTime()
-    while (!kept.isEmpty && now - kept.peekFirst.at >= keptMs * 1000000L) {
-      val address = kept.pollFirst().address
-      val all = sizeAt(address) + HeaderBytes
-      Platform.freeMemory(address - HeaderBytes)
-      takenBytes -= all
-      budget.giveBack(all)
+    kept.filterInPlace { (size, same) =>
+      while (!same.isEmpty && now - same.peekFirst.at >= keptNanos) {
+        Platform.freeMemory(same.pollFirst().address - HeaderBytes)
+        takenBytes -= size + HeaderBytes
+        budget.giveBack(size + HeaderBytes)
+      }
+      !same.isEmpty
     }
   }
+
+  private def keptNanos: Long = TimeUnit.MILLISECONDS.toNanos(keptMs)
 
   private def sizeAt(address: Long): Int = Platform.getLong(null, address - HeaderBytes).toInt
 }

@@ -1,0 +1,34 @@
+package io.statestore.provider
+
+import java.util.concurrent.ConcurrentHashMap
+
+import scala.jdk.CollectionConverters._
+
+/**
+ * The provider instances of this JVM that may hold rows of a query's store, one for each store.
+ * Spark closes those of a run that has ended with its next maintenance only, and a restart makes new
+ * ones: without this each restart would take the memory of all rows once more.
+ */
+private[provider] object ViewHolders {
+  private val holders = new ConcurrentHashMap[String, ViewStateStoreProvider]()
+
+  /** The instance is about to open a store of a query; another one of the store lets go. */
+  def hold(store: String, holder: ViewStateStoreProvider): Unit = {
+    val before = holders.put(store, holder)
+    if (before != null && (before ne holder)) before.letGo()
+  }
+
+  /** The instance is closed, and holds nothing. */
+  def closed(store: String, holder: ViewStateStoreProvider): Unit = {
+    holders.remove(store, holder)
+    ()
+  }
+
+  /** A run has ended: its instances let go, on other threads, since one may be loading. */
+  def ended(run: String): Unit =
+    holders.asScala.foreach { case (store, holder) =>
+      if (holder.run == run && holders.remove(store, holder)) {
+        ViewStateStoreProvider.background.execute(() => holder.letGo())
+      }
+    }
+}
