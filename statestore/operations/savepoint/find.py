@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 from statestore.io.storage import absolute_uri
-from statestore.operations.metadata_file import read_branch_origin, try_read_metadata
+from statestore.operations.metadata_file import read_branch_origin
 from statestore.operations.savepoint.savepoint import SavepointInfo, read_savepoint
 
 if TYPE_CHECKING:
@@ -36,12 +36,11 @@ def find_savepoints(checkpoint: OpenCheckpoint, directory: str) -> tuple[FoundSa
 
     Order and errors as `Checkpoint.savepoints`.
     """
-    query_id, _ = try_read_metadata(checkpoint.io, checkpoint.path)
     found: list[FoundSavepoint] = []
     for io, path, uri in _directories_in(checkpoint, directory):
         with suppress(NotFoundError, CorruptionError, IncompatibleError):
             savepoint = read_savepoint(io, path, uri)
-            if savepoint.query_id == query_id:
+            if savepoint.query_id == checkpoint.query_id:
                 found.append(FoundSavepoint(uri, savepoint))
     return tuple(sorted(found, key=lambda one: one.savepoint.version))
 
@@ -64,8 +63,7 @@ def find_branches(checkpoint: OpenCheckpoint, directory: str) -> tuple[FoundBran
 
     Arguments and errors as `find_savepoints`.
     """
-    query_id, _ = try_read_metadata(checkpoint.io, checkpoint.path)
-    if query_id is None:
+    if checkpoint.query_id is None:
         return ()
     origins = (
         (uri, read_branch_origin(io, path))
@@ -74,7 +72,7 @@ def find_branches(checkpoint: OpenCheckpoint, directory: str) -> tuple[FoundBran
     found = [
         FoundBranch(uri, origin.version)
         for uri, origin in origins
-        if origin is not None and origin.query_id == query_id
+        if origin is not None and origin.query_id == checkpoint.query_id
     ]
     return tuple(sorted(found, key=lambda one: one.version))
 

@@ -27,7 +27,7 @@ from statestore.core.json_fields import MalformedError, parse_fields
 from statestore.core.text import format_bytes, format_fields
 from statestore.io.local import temporary_directory
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.metadata_file import try_read_metadata, unfinished_operation
+from statestore.operations.metadata_file import unfinished_operation
 from statestore.operations.new_directory import check_beside, delete_directory
 from statestore.operations.result import Change, Result
 from statestore.operations.savepoint.find import FoundSavepoint
@@ -336,7 +336,6 @@ class _Attempt:
         Raises:
             InvalidArgumentError: One is of another query.
         """
-        query_id, _ = try_read_metadata(checkpoint.io, checkpoint.path)
         found = []
         for name in self._names(checkpoint):
             uri = f"{self._uri}/{name}"
@@ -344,13 +343,13 @@ class _Attempt:
                 info = read_savepoint(*self._open(checkpoint, uri), uri)
             except (NotFoundError, CorruptionError, IncompatibleError):
                 continue  # never finished, or nobody can tell what it is
-            if info.query_id != (query_id or ""):
+            if info.query_id != (checkpoint.query_id or ""):
                 raise InvalidArgumentError(
                     "the directory has savepoints of another query",
                     directory=self._uri,
                     savepoint=name,
                     its_query=info.query_id,
-                    query=query_id,
+                    query=checkpoint.query_id,
                     to_fix="name a directory of this query's own",
                 )
             found.append(FoundSavepoint(uri, info))
