@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from statestore.core.clock import Clock, SystemClock
 from statestore.core.errors import InvalidArgumentError, StateStoreError, StorageError
-from statestore.core.ids import IdSource, RandomIds
+from statestore.core.ids import RandomIds
 from statestore.io.file_io import (
     FileInfo,
     FileIO,
@@ -78,8 +78,8 @@ class LocalFileIO:
     copies it to `.tmp-<id>` beside the destination first.
     """
 
-    def __init__(self, ids: IdSource | None = None, clock: Clock | None = None) -> None:
-        self._ids = ids or RandomIds()
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._ids = RandomIds()
         self._clock = clock or SystemClock()
 
     def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:

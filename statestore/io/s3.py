@@ -29,7 +29,7 @@ from botocore.response import StreamingBody
 from s3transfer.utils import ReadFileChunk
 
 from statestore.core.errors import FencedError, StorageError
-from statestore.core.ids import IdSource, RandomIds
+from statestore.core.ids import RandomIds
 from statestore.core.progress import CallPool, step
 from statestore.io.fetch_cache import FetchCache, sliced_name, slices_size
 from statestore.io.file_io import FileInfo, FileIO, delete_batches, replaced_file
@@ -71,7 +71,6 @@ class S3FileIO:
     Args:
         cache_directory: Local directory into which `fetch` writes; owned by the caller.
         settings: How to reach the server.
-        ids: Source of the IDs by which a publication recognises itself.
         cache: Local copies shared with other storages; None for its own, in cache_directory and
             within the settings' cache_bytes.
     """
@@ -80,11 +79,10 @@ class S3FileIO:
         self,
         cache_directory: str,
         settings: S3Settings | None = None,
-        ids: IdSource | None = None,
         cache: FetchCache | None = None,
     ) -> None:
         self._settings = settings or S3Settings()
-        self._ids = ids or RandomIds()
+        self._ids = RandomIds()
         self._cache = cache or FetchCache(cache_directory, self._settings.cache_bytes)
         self._lock = threading.Lock()
         self._etags: OrderedDict[str, str] = OrderedDict()
@@ -241,12 +239,9 @@ class S3FileIO:
                 raise ClientError(
                     {"Error": {}, "ResponseMetadata": {"HTTPStatusCode": 412}}, "CopyObject"
                 )
-            how = {}
-            if self._settings.sse:
-                how["ServerSideEncryption"] = self._settings.sse
-            if self._settings.sse_kms_key:
-                how["SSEKMSKeyId"] = self._settings.sse_kms_key
-            self._client.copy({"Bucket": bucket, "Key": key}, new_bucket, new_key, ExtraArgs=how)
+            self._client.copy(
+                {"Bucket": bucket, "Key": key}, new_bucket, new_key, ExtraArgs=self._encryption()
+            )
 
     def _list(self, directory: str, delimiter: str) -> builtins.list[FileInfo]:
         prefix, pages = self._pages(directory, delimiter)
@@ -308,11 +303,7 @@ class S3FileIO:
         """Put an object; if the reply was lost, look whether it is there after all."""
         bucket, key = _split(path)
         publication = self._ids.new_id()
-        how: dict[str, Any] = {"Metadata": {_PUBLICATION: publication}}
-        if self._settings.sse:
-            how["ServerSideEncryption"] = self._settings.sse
-        if self._settings.sse_kms_key:
-            how["SSEKMSKeyId"] = self._settings.sse_kms_key
+        how = {"Metadata": {_PUBLICATION: publication}, **self._encryption()}
         target = _Target(
             {"Bucket": bucket, "Key": key}, {} if overwrite else {"IfNoneMatch": "*"}, how
         )
@@ -322,6 +313,14 @@ class S3FileIO:
             except (ClientError, BotoCoreError) as error:
                 if is_certain(error) or not self._holds(target, publication):
                     raise
+
+    def _encryption(self) -> dict[str, str]:
+        """Return how the server is to encrypt an object, as arguments of a request."""
+        named = {
+            "ServerSideEncryption": self._settings.sse,
+            "SSEKMSKeyId": self._settings.sse_kms_key,
+        }
+        return {name: value for name, value in named.items() if value}
 
     def _holds(self, target: _Target, publication: str) -> bool:
         try:

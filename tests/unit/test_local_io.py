@@ -100,10 +100,11 @@ def test_publish_copies_when_scratch_is_on_another_file_system(tmp_path, monkeyp
         real_rename(source, path)
 
     monkeypatch.setattr(os, "rename", rename)
+    monkeypatch.setattr(local, "RandomIds", CountingIds)
     source = tmp_path / "scratch.arrows"
     source.write_bytes(b"rows")
 
-    LocalFileIO(CountingIds()).publish(str(source), f"{tmp_path}/1", sync=True, overwrite=True)
+    LocalFileIO().publish(str(source), f"{tmp_path}/1", sync=True, overwrite=True)
 
     assert (tmp_path / "1").read_bytes() == b"rows"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1"]
