@@ -42,9 +42,7 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 
 
-def write_refs(
-    location: StoreLocation, version: int, sources: Iterable[int], lowest: int, *, sync: bool
-) -> None:
+def write_refs(location: StoreLocation, version: int, sources: Iterable[int], lowest: int) -> None:
     """Keep the files of some state partitions for a version that is going to be made of them.
 
     Args:
@@ -52,11 +50,11 @@ def write_refs(
         version: The rescaled version.
         sources: State partitions whose store directories hold the files.
         lowest: The oldest version whose files it is made of; itself where there are none.
-        sync: Whether to wait for the disk.
 
-    Guarantee: on return no maintenance deletes a file of a lower version there, until `release` or
-    `plan_release` says so. Writing them again changes nothing; what another rescale that made the
-    version before, and was killed or taken back, has of them is released with them.
+    Guarantee: on return the references are durable, and no maintenance deletes a file of a lower
+    version there, until `release` or `plan_release` says so. Writing them again changes nothing;
+    what another rescale that made the version before, and was killed or taken back, has of them is
+    released with them.
 
     Raises:
         CorruptionError, IncompatibleError: Those of such a rescale cannot be read.
@@ -75,7 +73,7 @@ def write_refs(
     for partition in (own, *others):
         source = location.sibling(partition)
         source.io.make_directory(source.directory)
-        source.io.write(source.path(str(ref)), data, sync=sync, overwrite=True)
+        source.io.write(source.path(str(ref)), data, sync=True, overwrite=True)
 
 
 def find_refs(files: Iterable[FileInfo]) -> tuple[RescaleRefName, ...]:

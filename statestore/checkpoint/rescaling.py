@@ -311,7 +311,6 @@ def write_rescaled_version(
     store: RescaledStore,
     scratch_directory: str,
     *,
-    sync: bool,
     clock: Clock,
     home: StoreLocation | None = None,
 ) -> PublishedFile:
@@ -324,7 +323,6 @@ def write_rescaled_version(
         location: The store of the new layout.
         store: The plan of it, from `plan_rescale`.
         scratch_directory: Local directory for the file while it is written.
-        sync: Whether to wait for the disk.
         clock: For the times.
         home: The store in the checkpoint directory, where its state is kept elsewhere.
 
@@ -340,7 +338,7 @@ def write_rescaled_version(
     existing = _find(location, store.new)
     version = store.new.version
     lowest = min((ref.version for ref in store.files), default=version)
-    write_refs(location, version, store.sources, lowest, sync=sync)
+    write_refs(location, version, store.sources, lowest)
     mark_home(location, home, store.new.backend)
     if existing is not None:
         return existing
@@ -349,7 +347,7 @@ def write_rescaled_version(
     with named_errors("write to the scratch directory", local_path):
         Path(local_path).write_bytes(data)
     body = Body(local_path, blocks, store.new.rows, lineage)
-    return publish_delta(location, store.new, None, store.files, body, sync=sync, clock=clock)
+    return publish_delta(location, store.new, None, store.files, body, sync=True, clock=clock)
 
 
 def _find(location: StoreLocation, new: NewVersion) -> PublishedFile | None:

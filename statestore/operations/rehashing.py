@@ -221,6 +221,6 @@ def _prepare(
         new.num_partitions + store.partition, num_partitions_before, new.num_partitions
     )
     sources = [store.partition % num_partitions_before, *abandoned]
-    write_refs(location, new.version, sources, new.version, sync=True)
+    write_refs(location, new.version, sources, new.version)
     mark_home(location, checkpoint.home(store), new.backend)
     return location

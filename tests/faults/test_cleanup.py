@@ -162,7 +162,7 @@ def test_state_partition_that_is_no_more_goes_bit_by_bit_when_time_is_up(tmp_pat
     locations = [StoreLocation(io, "/ck/state", StoreName(0, p)) for p in range(2)]
     heads = {p: read_delta_trailer(locations[p], 1, None) for p in range(2)}
     (plan,) = plan_rescale(heads, 1).values()
-    write_rescaled_version(locations[0], plan, str(tmp_path), sync=False, clock=SystemClock())
+    write_rescaled_version(locations[0], plan, str(tmp_path), clock=SystemClock())
     write_all(io, "/ck/state/0/1", expired_names("filesystem"))
 
     left = []

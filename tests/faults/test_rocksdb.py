@@ -209,7 +209,7 @@ def test_row_that_a_rescaled_store_would_not_show_is_refused(tmp_path):
         batch.commit()
         plan = plan_rescale({0: store._head}, 2)
     location = replace(location_of(tmp_path), store=StoreName(0, 1, "default"))
-    write_rescaled_version(location, plan[1], str(tmp_path), sync=False, clock=SystemClock())
+    write_rescaled_version(location, plan[1], str(tmp_path), clock=SystemClock())
 
     with open_store(1, 2) as store:
         batch = store.begin()

@@ -84,7 +84,7 @@ class Checkpoint:
     def write(self, plan):
         return {
             partition: write_rescaled_version(
-                self.location(partition), store, self.scratch, sync=False, clock=SystemClock()
+                self.location(partition), store, self.scratch, clock=SystemClock()
             )
             for partition, store in plan.items()
         }
@@ -291,9 +291,7 @@ def test_new_state_partitions_are_found_in_the_checkpoint_directory(
     location = replace(made.location(6), root=root)
     home = replace(made.location(6), root="/origin/state")
 
-    write_rescaled_version(
-        location, store, str(tmp_path), sync=False, clock=SystemClock(), home=home
-    )
+    write_rescaled_version(location, store, str(tmp_path), clock=SystemClock(), home=home)
 
     assert [path for path in made.io.paths() if path.startswith("/origin")] == [expected]
 

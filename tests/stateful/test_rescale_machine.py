@@ -254,7 +254,7 @@ class RescaleMachine(RuleBasedStateMachine):
         self.settle()
         return {
             partition: write_rescaled_version(
-                self.location(partition), store, self.directory, sync=False, clock=SystemClock()
+                self.location(partition), store, self.directory, clock=SystemClock()
             )
             for partition, store in plan.items()
         }

@@ -295,7 +295,6 @@ class _Rescaling:
             self._checkpoint.location(store),
             made_of,
             self._checkpoint.scratch_directory,
-            sync=True,
             clock=self._checkpoint.clock,
             home=self._checkpoint.home(store),
         )
