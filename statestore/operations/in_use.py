@@ -1,8 +1,7 @@
 """Whether a checkpoint is in use by a running query, and how an operation keeps queries away.
 
 What is known of this package's queries is known by their leases (`checkpoint/lease_watch.py`).
-Queries over Spark's own providers have none: `require_same_batches` tells afterwards whether one
-ran.
+Queries over Spark's own providers have none: `same_batches` tells afterwards whether one ran.
 """
 
 from __future__ import annotations
@@ -258,24 +257,16 @@ def is_query_running(checkpoint: OpenCheckpoint) -> bool:
     return find_users(checkpoint).is_query_running
 
 
-@contextmanager
-def require_same_batches(checkpoint: OpenCheckpoint) -> Iterator[None]:
-    """Raise after a block if a batch was planned or committed since the checkpoint was first asked.
+def same_batches(checkpoint: OpenCheckpoint) -> Callable[[], None]:
+    """Return a check that no batch was planned or committed since the checkpoint was first asked.
 
     For reading what a query over another provider wrote, which holds no lease: what was read while
-    it ran may be of no one version.
+    it ran may be of no one version. The check raises InUseError where there is another batch (kind
+    checkpoint-in-use), StorageError where the storage failed.
 
     Raises:
-        InUseError: There is another batch (kind checkpoint-in-use).
         StorageError: The storage failed.
     """
-    require = same_batches(checkpoint)
-    yield
-    require()
-
-
-def same_batches(checkpoint: OpenCheckpoint) -> Callable[[], None]:
-    """Return a check that raises, as `require_same_batches`, where a batch came after now."""
     batches = checkpoint.planned_batches, checkpoint.committed_batches
     return lambda: _require_batches(checkpoint, *batches)
 

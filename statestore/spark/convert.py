@@ -36,7 +36,7 @@ from statestore.operations.conversion import (
     decide_convert,
 )
 from statestore.operations.copying import begin_history
-from statestore.operations.in_use import require_not_in_use, require_same_batches
+from statestore.operations.in_use import require_not_in_use, same_batches
 from statestore.operations.metadata_file import METADATA_NAME
 from statestore.operations.new_directory import begin_directory
 from statestore.operations.result import no_progress
@@ -127,14 +127,15 @@ class Conversion:
         _require_spark(self._decided, spark.version)
         copy = self._state_copy(spark)
         with begin_directory(self._new, CONVERT, self._decided.source) as target:
-            with require_same_batches(source):
-                copied = self._copy_state(copy, progress)
-                self._check(copied)
-                self._copy_metadata(target)
-                self._write_logs(target, [store["checkpoint_id"] for store in copied])
-                decided = self._decided
-                result = {"provider": decided.provider}
-                begin_history(target, CONVERT, decided.source, decided.version, result)
+            require_same = same_batches(source)
+            copied = self._copy_state(copy, progress)
+            self._check(copied)
+            self._copy_metadata(target)
+            self._write_logs(target, [store["checkpoint_id"] for store in copied])
+            decided = self._decided
+            result = {"provider": decided.provider}
+            begin_history(target, CONVERT, decided.source, decided.version, result)
+            require_same()
             target.finish(metadata)
         rows: dict[tuple[int, str], int] = {}
         for (operator, _, name), store in zip(self._stores(), copied, strict=True):

@@ -23,7 +23,7 @@ from statestore.operations.in_use import (
     exclusive_directory,
     exclusive_use,
     require_not_in_use,
-    require_same_batches,
+    same_batches,
 )
 from statestore.testing.fault_io import Fault, FaultFileIO
 from tests.checkpoints import files_below, write_checkpoint
@@ -312,14 +312,13 @@ def test_checkpoint_that_moved_on_is_refused(real):
     """Catches an operation that is planned on what a query has changed meanwhile."""
     io, path = real
     with open_checkpoint(place_of(path, io=io)) as checkpoint:
-        with exclusive_use(checkpoint, "rescale"), require_same_batches(checkpoint):
-            pass
+        with exclusive_use(checkpoint, "rescale"):
+            require_same = same_batches(checkpoint)
+            require_same()
 
-        with (
-            pytest.raises(InUseError, match=r"a query or an operation has written.*offsets"),
-            require_same_batches(checkpoint),
-        ):
-            io.write(f"{path}/offsets/1", OFFSETS.encode(), sync=False, overwrite=False)
+        io.write(f"{path}/offsets/1", OFFSETS.encode(), sync=False, overwrite=False)
+        with pytest.raises(InUseError, match=r"a query or an operation has written.*offsets"):
+            require_same()
         with pytest.raises(InUseError, match="offsets"), exclusive_use(checkpoint, "rescale"):
             pytest.fail("it must not begin")
 
