@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from statestore.cli.storage_probe import StorageProbe
-from statestore.core.clock import Clock, SystemClock
+from statestore.core.clock import SystemClock
 from statestore.core.errors import (
     CorruptionError,
     IncompatibleError,
@@ -85,7 +85,6 @@ class Diagnosis:
             nothing to check.
         python: The Python that engines run in; what PYSPARK_PYTHON names, or this one, when None.
         options: How the storage is reached.
-        clock: Source of time.
     """
 
     def __init__(
@@ -94,11 +93,10 @@ class Diagnosis:
         storage: str | None,
         python: str | None,
         options: StateStoreOptions,
-        clock: Clock | None = None,
     ) -> None:
         self._storage = storage
         self._options = options
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._failed: set[str] = set()
         self._python, self._python_from = _choose_python(python)
         self._packages = dict(_PACKAGES)

@@ -41,7 +41,6 @@ class EngineProcess:
         token: Shown by every connection; at least 32 characters.
         environment: Of the process.
         version, protocol: Claimed in the handshake.
-        name: Its name among the engines of a scratch directory.
         stderr: Where its log goes; this process's stderr when None.
         start_timeout_s: Seconds after which a silent engine is killed; None waits for ever.
 
@@ -59,7 +58,6 @@ class EngineProcess:
         environment: Mapping[str, str],
         version: str = __version__,
         protocol: int = PROTOCOL_VERSION,
-        name: str = "0",
         stderr: IO[bytes] | None = None,
         start_timeout_s: float | None = None,
     ) -> None:
@@ -78,7 +76,7 @@ class EngineProcess:
             "version": version,
             "protocol": protocol,
             "scratch": scratch_directory,
-            "engine": name,
+            "engine": "0",
         }
         word, rest = self._shake_hands(json.dumps(handshake), start_timeout_s)
         if word != "READY":

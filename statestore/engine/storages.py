@@ -291,15 +291,12 @@ class Storages:
     def _shared_cache(self, max_bytes: int) -> FetchCache:
         """Return the copies of all storages, with at least the limit of the calling query."""
         if self._cache is None:
-            self._cache = FetchCache(self._make_cache_directory("shared"), max_bytes)
+            # Perhaps it has some copies of an earlier engine.
+            directory = f"{self._fetched_directory}/shared"
+            Path(directory).mkdir(parents=True, exist_ok=True)
+            self._cache = FetchCache(directory, max_bytes)
         self._cache.allow(max_bytes)
         return self._cache
-
-    def _make_cache_directory(self, name: str) -> str:
-        """Make a directory for copies, perhaps with some of an earlier engine."""
-        directory = f"{self._fetched_directory}/{name}"
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        return directory
 
     def _of_leases(self, io: FileIO) -> FileIO:
         is_s3 = io in self._s3.values()

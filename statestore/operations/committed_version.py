@@ -34,7 +34,6 @@ from statestore.checkpoint.query_log import (
 from statestore.codec.partition_key import is_single
 from statestore.codec.sealed_file import SealedFile
 from statestore.core.errors import NotFoundError
-from statestore.core.ids import RandomIds
 from statestore.io.local import named_errors
 from statestore.io.storage import hadoop_uri
 from statestore.operations.metadata_file import METADATA_NAME, read_metadata
@@ -96,14 +95,10 @@ class CommittedVersion:
         return self.checkpoint.num_partitions_at(self.version)
 
     @property
-    def has_checkpoint_ids(self) -> bool:
-        """Whether the commit log names checkpoint IDs: checkpoint format v2."""
-        return bool(self.commits[self.batch].checkpoint_ids)
-
-    @property
     def checkpoint_format(self) -> int:
-        """1 or 2."""
-        return 2 if self.has_checkpoint_ids or self.commits[self.batch].version == "v2" else 1
+        """1 or 2: the commit log says v2, or names checkpoint IDs."""
+        commit = self.commits[self.batch]
+        return 2 if commit.checkpoint_ids or commit.version == "v2" else 1
 
     @cached_property
     def stores(self) -> tuple[tuple[int, str], ...]:
@@ -130,18 +125,18 @@ class CommittedVersion:
         refs = (*head.trailer.files, head.ref)
         return tuple((location.path(ref.path), ref.size) for ref in refs)
 
-    def pinned(self, ids: IdSource | None = None) -> AbstractContextManager[None]:
+    def pinned(self, ids: IdSource) -> AbstractContextManager[None]:
         """Hold the version's state files back from retention within a block, as `pins.pinned`.
 
         A savepoint's are as they are: nothing of this package deletes them.
 
         Args:
-            ids: Source of IDs, random when None.
+            ids: Source of IDs.
         """
         if self.is_savepoint:
             return nullcontext()
         locations = [self.checkpoint.location(store) for store in self.heads]
-        return pinned(locations, self.version, (ids or RandomIds()).new_id())
+        return pinned(locations, self.version, ids.new_id())
 
     def state_bytes(self, stores: Iterable[StoreName] | None = None) -> int:
         """Return the bytes of the files that make some stores, or all; shared ones once."""

@@ -86,7 +86,7 @@ def _sizes(facts: Facts) -> Iterator[Advice]:
         rows = [partition.num_rows or 0 for partition in store.partitions]
         bytes_ = [partition.full_bytes for partition in store.partitions]
         if max(rows) > LARGE_ROWS or max(bytes_) > LARGE_BYTES:
-            if (more := _times(store, 2)) is not None:
+            if (more := _doubled(store)) is not None:
                 yield Advice(
                     "partitions-too-large",
                     "advice",
@@ -142,7 +142,7 @@ def _skew(facts: Facts) -> Iterator[Advice]:
                 f"statestore inspect {shlex.quote(facts.uri)} --rows {_address(store)} "
                 "--key-groups",
             )
-        elif (more := _times(store, 2)) is not None:
+        elif (more := _doubled(store)) is not None:
             # By their class, rows of a state partition go to one of two new ones.
             largest = max(max(sum(part[::2]), sum(part[1::2])) for part in store.key_groups)
             yield Advice(
@@ -228,9 +228,9 @@ def _changeable(facts: Facts) -> Iterator[StoreFacts]:
         yield from (store for store in facts.stores if len(store.partitions) > 1)
 
 
-def _times(store: StoreFacts, factor: int) -> int | None:
-    """Return so many times the state partitions, None where key groups do not allow that."""
-    more = factor * store.num_partitions
+def _doubled(store: StoreFacts) -> int | None:
+    """Return twice the state partitions, None where key groups do not allow that."""
+    more = 2 * store.num_partitions
     return more if store.rescalable and store.max_parallelism % more == 0 else None
 
 

@@ -150,9 +150,9 @@ def make_application(
     token: str,
     clock: Clock,
     *,
-    host: str = "127.0.0.1",
-    allows_changes: bool = False,
-    storage_options: Mapping[str, str] = MappingProxyType({}),
+    host: str,
+    allows_changes: bool,
+    storage_options: Mapping[str, str],
 ) -> Starlette:
     """Return the pages of some checkpoints as an ASGI application.
 

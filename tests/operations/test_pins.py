@@ -12,6 +12,7 @@ import pytest
 
 from statestore.checkpoint.pins import LASTS_MS
 from statestore.core.errors import StorageError
+from statestore.core.ids import RandomIds
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.committed_version import find_version
@@ -117,7 +118,7 @@ def test_pinned_version_outlives_the_querys_retention(query, tmp_path, taken):
 @contextmanager
 def pinned(query):
     with open_checkpoint(place_of(query.path, options=OPTIONS)) as checkpoint:
-        yield find_version(checkpoint, VERSION).pinned()
+        yield find_version(checkpoint, VERSION).pinned(RandomIds())
 
 
 @pytest.mark.parametrize("is_expired", [False, True])

@@ -274,7 +274,7 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other or (one != one and other != other))
 
 
-def largest_keys(rows: FoundRows, num_keys: int = 10) -> pa.Table:
+def largest_keys(rows: FoundRows, num_keys: int) -> pa.Table:
     """Find the keys with the most bytes of values, as `Rows.largest`."""
     family, states = rows.family, rows.states
     fields: list[pa.Field[Any]] = [

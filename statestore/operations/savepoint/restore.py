@@ -38,11 +38,11 @@ def decide_restore(
     source: OpenCheckpoint,
     target: Place,
     *,
-    backend: str | None = None,
-    num_partitions: int | None = None,
-    operators: OperatorMap | None = None,
-    claims: bool = False,
-    keeps_query_id: bool = True,
+    backend: str | None,
+    num_partitions: int | None,
+    operators: OperatorMap,
+    claims: bool,
+    keeps_query_id: bool,
 ) -> Copy[None]:
     """Decide how a savepoint or a checkpoint becomes a new checkpoint; nothing is written.
 
@@ -53,7 +53,7 @@ def decide_restore(
         target: The new checkpoint. Its options also say where state is kept, and the form of files.
         backend: As `Directory.restore`.
         num_partitions: As `Directory.restore`.
-        operators: Which operators of the source become which of the query; all stay when None.
+        operators: Which operators of the source become which of the query.
         claims: Whether the savepoint is moved, and gone afterwards.
         keeps_query_id: Whether the query goes on under its ID; else it is a new query.
 
@@ -78,7 +78,7 @@ def decide_restore(
     _check_backend(to_backend, target)
     to_partitions = version.num_partitions if num_partitions is None else num_partitions
     check_range("num_partitions", to_partitions)
-    kept = (operators or OperatorMap()).resolve([operator.id for operator in source.operators])
+    kept = operators.resolve([operator.id for operator in source.operators])
     max_parallelism = 0
     if is_sparks:
         wanted = target.options.max_parallelism

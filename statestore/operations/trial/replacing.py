@@ -151,24 +151,21 @@ def is_between(place: Place) -> bool:
         return unfinished_operation(*place.open(fetched)) in _BETWEEN
 
 
-def put_back(
-    record: Record, place: Place, savepoint: Place, history: bytes, progress: Progress = no_progress
-) -> bool:
-    """Put the old back where a promote was begun and not finished; whether it was.
+def put_back(record: Record, place: Place, savepoint: Place, history: bytes) -> None:
+    """Put the old back where a promote was begun and not finished.
 
     Guarantee and errors as `replace_by_branch`, the other way round.
     """
     with ExitStack() as stack:
         there, path = place.open(stack.enter_context(temporary_directory()))
         if unfinished_operation(there, path) not in _BETWEEN:
-            return False
+            return
         find_version(stack.enter_context(open_checkpoint(savepoint)))
         stack.enter_context(exclusive_directory(there, path, _PUT_BACK, clock=place.clock))
         if unfinished_operation(there, path) not in _BETWEEN:  # a promote has ended meanwhile
-            return False
+            return
         mark_unfinished(there, path, _PUT_BACK)
-        _fill(record, place, savepoint, history, _PUT_BACK, progress)
-    return True
+        _fill(record, place, savepoint, history, _PUT_BACK, no_progress)
 
 
 def _keep(

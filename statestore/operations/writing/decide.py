@@ -192,14 +192,14 @@ def _check_apart(rows: list[FamilyRows]) -> None:
 
 def decide_edit(
     checkpoint: OpenCheckpoint,
-    rows: Address = None,
+    rows: Address,
     *,
-    delete: Any = None,
-    upsert: Any = None,
-    watermark_ms: int | None = None,
-    expire: str | None = None,
-    older_than: timedelta | datetime | None = None,
-    all_rows: bool = False,
+    delete: Any,
+    upsert: Any,
+    watermark_ms: int | None,
+    expire: str | None,
+    older_than: timedelta | datetime | None,
+    all_rows: bool,
 ) -> EditInPlace:
     """Decide a new version of a checkpoint without some keys, and with some rows.
 
