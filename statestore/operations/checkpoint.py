@@ -405,6 +405,27 @@ class OpenCheckpoint(QueryLogs):
             error.fields["named_by"] = f"{self.commits.path(version - 1)}, {metadata}"
             raise
 
+    def stores(
+        self, num_partitions: int, *, operator: int | None = None, name: str | None = None
+    ) -> list[StoreName]:
+        """Return every store in so many state partitions, those of one after the other.
+
+        Args:
+            num_partitions: State partitions of each.
+            operator: Only stores of this operator, None for all.
+            name: Only stores of this name, None for all.
+
+        Raises:
+            CorruptionError, StorageError: As `read_operators`.
+        """
+        return [
+            StoreName(found.id, partition, info.name)
+            for found in self.operators
+            for info in found.stores
+            if operator in (None, found.id) and name in (None, info.name)
+            for partition in range(num_partitions)
+        ]
+
     def heads(
         self, version: int, *, operator: int | None = None, name: str | None = None
     ) -> dict[StoreName, PublishedFile]:
@@ -428,13 +449,7 @@ class OpenCheckpoint(QueryLogs):
         num_partitions = self.num_own_partitions(version)
         if operator is None:
             self.require_metadata(version)
-        stores = [
-            StoreName(found.id, partition, info.name)
-            for found in self.operators
-            for info in found.stores
-            if operator in (None, found.id) and name in (None, info.name)
-            for partition in range(num_partitions)
-        ]
+        stores = self.stores(num_partitions, operator=operator, name=name)
         with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
             found = list(pool.map(lambda store: self._head_or_error(store, version), stores))
         heads = {

@@ -57,7 +57,7 @@ class Undo:
         else:
             self._version = found.version
             before, now = found.num_partitions_before, found.num_partitions
-            self._locations = _locations(checkpoint, now)
+            self._locations = [checkpoint.location(store) for store in checkpoint.stores(now)]
             if found.is_committed:
                 self._check_rescaled()
             self._check_state_before()
@@ -140,24 +140,11 @@ class Undo:
                 if ref.version == self._version
             }
 
-        sources = _locations(checkpoint, checkpoint.num_partitions)
+        stores = checkpoint.stores(checkpoint.num_partitions)
+        sources = [checkpoint.location(store) for store in stores]
         with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
             found: set[StoreName] = set().union(*pool.map(refs_in, sources))
         return [checkpoint.location(store) for store in sorted(found, key=str)]
-
-
-def _locations(checkpoint: OpenCheckpoint, num_partitions: int) -> list[StoreLocation]:
-    """Return the place of every store in as many state partitions.
-
-    Raises:
-        IncompatibleError, NotFoundError: As `OpenCheckpoint.location`.
-    """
-    return [
-        checkpoint.location(StoreName(operator.id, partition, info.name))
-        for operator in checkpoint.operators
-        for info in operator.stores
-        for partition in range(num_partitions)
-    ]
 
 
 def _nothing_to_undo(

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Literal
 from statestore.checkpoint.layout import parse_pin_name, parse_state_file_name
 from statestore.codec.commit_times import CommitTimes
 from statestore.codec.joined_trailers import add_counts
-from statestore.codec.references import StoreName
 from statestore.core.errors import (
     CorruptionError,
     IncompatibleError,
@@ -38,7 +37,6 @@ from statestore.spark_files import files as spark_files
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.operator_metadata import OperatorInfo
     from statestore.operations.store_state import States, StoreState
 
@@ -358,20 +356,11 @@ def _kind(states: States) -> VersionKind:
     return "rescaled" if "rescaled" in kinds else "full"
 
 
-def store_locations(checkpoint: OpenCheckpoint) -> list[StoreLocation]:
-    """Return every store of the newest version, of every state partition it may have."""
-    return [
-        checkpoint.location(StoreName(operator.id, partition, store.name))
-        for operator in checkpoint.operators
-        for store in operator.stores
-        for partition in range(checkpoint.num_partitions)
-    ]
-
-
 def _list_files(checkpoint: OpenCheckpoint) -> list[tuple[str, str, int]]:
     """Return directory, name and size of all files, also of state partitions there were before."""
     if checkpoint.kept_by in IN_DRIVER_MEMORY:
-        locations = store_locations(checkpoint)
+        stores = checkpoint.stores(checkpoint.num_partitions)
+        locations = [checkpoint.location(store) for store in stores]
         with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
             listings = pool.map(lambda location: location.io.list(location.directory), locations)
             found = [
