@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from statestore.checkpoint.layout import history_path
+from statestore.core.clock import LAST_MS
 from statestore.core.errors import NotFoundError
 from statestore.core.ids import CHECKPOINT_ID
 from statestore.core.json_fields import MalformedError, parse_fields
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from statestore.io.file_io import FileIO
 
 FORMAT_VERSION = 1
-_LAST_MS = 253_402_300_799_999
-"""The end of the year 9999."""
 _MOST_LEVELS = 20
 
 
@@ -90,7 +89,7 @@ class Event:
         return cls(
             fields.text("id", CHECKPOINT_ID),
             fields.text("operation"),
-            fields.integer("at_ms", 0, _LAST_MS),
+            fields.integer("at_ms", 0, LAST_MS),
             fields.integer("from_version"),
             fields.integer("to_version"),
             cast("Literal['begun', 'done']", event),

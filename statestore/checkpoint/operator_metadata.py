@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from statestore.io.file_io import FileIO
 
-_JOIN = "symmetricHashJoin"
+JOIN_OPERATOR = "symmetricHashJoin"
 _SIDES = ("left", "right")
 _JOIN_LISTS = ("keyWithTsToValues", "tsWithKey")
 _JOIN_INDEXES = ("keyToNumValues", "tsWithKey")
@@ -98,14 +98,14 @@ class OperatorInfo:
     @property
     def lists(self) -> frozenset[str]:
         """Names that its column families may have whose keys have several values."""
-        if self.name == _JOIN:
+        if self.name == JOIN_OPERATOR:
             return _of_sides(_JOIN_LISTS)
         return frozenset(one.name for one in self.variables if one.kind == "ListState")
 
     @property
     def indexes(self) -> frozenset[str]:
         """Names of its column families that Spark keeps beside those of rows, but `$…`."""
-        return _of_sides(_JOIN_INDEXES) if self.name == _JOIN else frozenset()
+        return _of_sides(_JOIN_INDEXES) if self.name == JOIN_OPERATOR else frozenset()
 
 
 def _of_sides(names: tuple[str, ...]) -> frozenset[str]:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from statestore.io.file_io import FileIO
 
 NUM_PARTITIONS_KEY = "spark.sql.shuffle.partitions"
-PROVIDER_KEY = "spark.sql.streaming.stateStore.providerClass"
+STRICT_DISTRIBUTION_KEY = "spark.sql.streaming.statefulOperator.useStrictDistribution"
+JOIN_FORMAT_KEY = "spark.sql.streaming.join.stateFormatVersion"
 NO_OFFSET = "-"
 """Stands in an entry of the offset log for a source of which nothing is read yet."""
 LogName = Literal["offsets", "commits"]

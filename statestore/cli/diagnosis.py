@@ -24,8 +24,8 @@ from statestore.core.errors import (
     ProtocolError,
     StateStoreError,
 )
-from statestore.core.options import PREFIX, StateStoreOptions
-from statestore.core.providers import IN_LOCAL_DATABASE, PROVIDERS, REAL_TIME_KEY
+from statestore.core.options import StateStoreOptions
+from statestore.core.providers import IN_LOCAL_DATABASE, PROVIDER_KEY, PROVIDERS, REAL_TIME_KEY
 from statestore.core.version import MIN_PYTHON, SPARK_MINORS, __version__
 from statestore.engine.client import EngineGoneError, EngineProcess, EngineRefusedError
 from statestore.io.shim_jar import JAR_VARIABLE, find_jar, require_fit
@@ -35,7 +35,6 @@ from statestore.io.storage import is_hadoop, scheme_of
 MIN_JAVA = 17
 PYTHON_VARIABLE = "PYSPARK_PYTHON"
 PYTHON_KEY = "spark.pyspark.python"
-PROVIDER_KEY = f"{PREFIX}providerClass"
 _RANGE = f"{SPARK_MINORS[0]} to {SPARK_MINORS[-1]}"
 _TIMEOUT_S = 120.0
 _PACKAGES = {"pyarrow": "pyarrow", "numpy": "numpy", "google_crc32c": "google-crc32c"}

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     Int64s = npt.NDArray[np.int64]
     Bools = npt.NDArray[np.bool_]
 
+INTERVAL = [("months", "<i4"), ("days", "<i4"), ("nanoseconds", "<i8")]
+"""A value of Arrow's month_day_nano_interval, as a dtype for `fixed_width`."""
+
 
 @dataclass(frozen=True, slots=True)
 class ByteRanges:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from statestore.codec.byte_ranges import (
+    INTERVAL,
     ByteRanges,
     child,
     fixed_width,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 SEED = 42
 _INTS = {"byte": np.int8, "short": np.int16, "integer": np.int32, "date": np.int32}
 _LONGS = ("long", "timestamp", "timestamp_ntz", "time", "day-time interval")
-_INTERVAL = [("months", "<i4"), ("days", "<i4"), ("nanoseconds", "<i8")]
 
 
 def hash_columns(
@@ -111,9 +111,9 @@ def _hash_values(column: pa.Array[Any], kind: SparkType, seeds: Hashes) -> Hashe
     if name == "decimal":
         return _hash_decimal(column, kind, seeds)
     if name == "year-month interval":
-        return _hash_int(fixed_width(column, _INTERVAL)["months"], seeds)
+        return _hash_int(fixed_width(column, INTERVAL)["months"], seeds)
     if name == "interval":
-        parts = fixed_width(column, _INTERVAL)
+        parts = fixed_width(column, INTERVAL)
         found = _hash_long(parts["nanoseconds"] // 1000, seeds)
         return _hash_int(parts["months"], _hash_int(parts["days"], found))
     raise IncompatibleError(

@@ -111,6 +111,10 @@ class SparkType:
         return SparkType("struct", tuple(self.fields[ordinal] for ordinal in ordinals))
 
 
+VARIANT_PARTS = SparkType(
+    "struct", (("value", SparkType("binary")), ("metadata", SparkType("binary")))
+)
+"""What a variant is made of."""
 _OF_ARROW: tuple[tuple[Any, str], ...] = (
     (pa.types.is_boolean, "boolean"),
     (pa.types.is_int8, "byte"),

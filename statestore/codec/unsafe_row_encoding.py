@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from statestore.codec.byte_ranges import (
+    INTERVAL,
     ByteRanges,
     bits,
     buffer,
@@ -49,7 +50,6 @@ _UNSIGNED = {
     "year-month interval": "<u4",
 }
 """Numbers of less than a word, by their bits."""
-_MONTHS = [("months", "<i4"), ("days", "<i4"), ("nanoseconds", "<i8")]
 _DECIMAL = [("lower", "<u8"), ("upper", "<u8")]
 
 
@@ -195,7 +195,7 @@ def _numbers(column: Any, kind: SparkType, is_null: Bools | None) -> npt.NDArray
     elif kind.kind == "decimal":
         values = fixed_width(column, _DECIMAL)["lower"]
     elif kind.kind == "year-month interval":
-        values = fixed_width(column, _MONTHS)["months"].view("<u4")
+        values = fixed_width(column, INTERVAL)["months"].view("<u4")
     else:
         values = fixed_width(column, _UNSIGNED.get(kind.kind, "<u8"))
     found: npt.NDArray[Any] = values
@@ -239,7 +239,7 @@ def _large_decimals(column: Any, _: SparkType) -> _Part:
 
 
 def _calendar_intervals(column: Any, _: SparkType) -> _Part:
-    parts = fixed_width(column, _MONTHS)
+    parts = fixed_width(column, INTERVAL)
     sizes = np.full(len(column), 16, np.int64)
 
     def write(rows: Words, starts: Int64s) -> None:

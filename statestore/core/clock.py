@@ -6,6 +6,9 @@ import math
 import time
 from typing import Protocol
 
+LAST_MS = 253_402_300_799_999
+"""The last millisecond that a calendar has, of the year 9999."""
+
 
 class Clock(Protocol):
     """Source of time. Implementations are thread-safe."""

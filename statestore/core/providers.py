@@ -1,7 +1,8 @@
-"""Provider classes: what `spark.sql.streaming.stateStore.providerClass` may name."""
+"""Provider classes: what `PROVIDER_KEY` and `REAL_TIME_KEY` may name."""
 
 from __future__ import annotations
 
+PROVIDER_KEY = "spark.sql.streaming.stateStore.providerClass"
 PROVIDERS = {
     "heap": "io.statestore.HeapStateStoreProvider",
     "filesystem": "io.statestore.FileSystemStateStoreProvider",

@@ -19,10 +19,10 @@ from statestore.backends.forms import work_in
 from statestore.checkpoint.history import Event, append
 from statestore.checkpoint.layout import BODIES, StoreLocation
 from statestore.checkpoint.placement import make_placement
-from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, PROVIDER_KEY, write_bytes
+from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, write_bytes
 from statestore.codec.references import StoreName
 from statestore.core.errors import StateStoreError
-from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
+from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDER_KEY, PROVIDERS
 from statestore.operations.batches import checkpoint_ids_of
 from statestore.operations.committed_version import (
     copy_operators,

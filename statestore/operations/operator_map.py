@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from statestore.checkpoint.layout import DEFAULT_STORE_NAME
+from statestore.checkpoint.operator_metadata import JOIN_OPERATOR
+from statestore.checkpoint.query_log import JOIN_FORMAT_KEY
 from statestore.core.errors import InvalidArgumentError
 
-JOIN_OPERATOR = "symmetricHashJoin"
 OPERATOR_NAMES = (
     "stateStoreSave",
     "StatefulStreamlineAggregate",
@@ -31,9 +32,8 @@ JOIN_STORES = tuple(
 """Names of the stores of a join in state formats 1 and 2; other operators have one store, without a
 name."""
 _FORMATS_OF_JOIN_STORES = ("1", "2")
-JOIN_FORMAT_KEY = "spark.sql.streaming.join.stateFormatVersion"
 OLDEST_JOIN_FORMAT = "1"
-"""The format where an entry of the offset log says nothing."""
+"""The state format of joins where an entry of the offset log says nothing."""
 
 
 @dataclass(frozen=True, slots=True)

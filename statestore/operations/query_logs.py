@@ -8,16 +8,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import BODIES
-from statestore.checkpoint.query_log import (
-    NUM_PARTITIONS_KEY,
-    PROVIDER_KEY,
-    CommitEntry,
-    OffsetsEntry,
-    QueryLog,
-)
+from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, CommitEntry, OffsetsEntry, QueryLog
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
-from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
+from statestore.core.providers import PROVIDER_KEY, PROVIDERS, SPARK_PROVIDERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

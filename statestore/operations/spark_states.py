@@ -9,7 +9,7 @@ from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import store_directory
-from statestore.checkpoint.query_log import read_bytes
+from statestore.checkpoint.query_log import STRICT_DISTRIBUTION_KEY, read_bytes
 from statestore.codec.joined_trailers import join_schemas
 from statestore.codec.partition_key import partition_key_columns
 from statestore.codec.references import StoreName
@@ -35,7 +35,6 @@ _CODEC = f"{_STATE_STORE}.compression.codec"
 _ENCODING = f"{_STATE_STORE}.encodingFormat"
 _CHECKSUMS = f"{_STATE_STORE}.rowChecksum.enabled"
 _MERGE_OPERATOR = f"{_STATE_STORE}.rocksdb.mergeOperatorVersion"
-_STRICT = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 _AVRO = "avro"
 _BATCH = re.compile(r"(\d+)_[^/]*")
 
@@ -236,7 +235,7 @@ def state_of(checkpoint: OpenCheckpoint, version: int, found: SparkVersion) -> S
         store=files.store,
         num_partitions=checkpoint.num_partitions_at(version),
         max_parallelism=found.max_parallelism,
-        rescalable=conf.get(_STRICT) != "false",
+        rescalable=conf.get(STRICT_DISTRIBUTION_KEY) != "false",
         num_keys=num_keys,
         most_rows=max(1, num_keys or 0),
         column_families=found.families,

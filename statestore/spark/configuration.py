@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.backends.rocksdb.requirement import require_rocksdict
+from statestore.checkpoint.query_log import JOIN_FORMAT_KEY
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.options import PREFIX, spark_conf
-from statestore.core.providers import IN_LOCAL_DATABASE, PROVIDERS, REAL_TIME_KEY
+from statestore.core.providers import IN_LOCAL_DATABASE, PROVIDER_KEY, PROVIDERS, REAL_TIME_KEY
 from statestore.io.shim_jar import find_jar
 from statestore.io.spark_home import require_own_spark
 from statestore.spark.connect import is_served_elsewhere
@@ -43,9 +44,7 @@ _DEFAULTS = {
 }
 """Defaults of what Spark shows; a builder that sets one of these keys keeps its own value."""
 _FORMAT = f"{PREFIX}checkpointFormatVersion"
-_PROVIDER = f"{PREFIX}providerClass"
 _ALLOWLIST = "spark.sql.streaming.realTimeMode.allowlistCheck"
-_JOIN_FORMAT = "spark.sql.streaming.join.stateFormatVersion"
 
 
 def configure(
@@ -124,12 +123,12 @@ def configure(
         conf[_JARS] = ",".join([*(other for other in jars if other and other != jar), jar])
         conf |= {key: value for key, value in _DEFAULTS.items() if key not in before}
         _require_loadable(PROVIDERS[backend], jar)
-    conf[REAL_TIME_KEY if real_time else _PROVIDER] = PROVIDERS[backend]
+    conf[REAL_TIME_KEY if real_time else PROVIDER_KEY] = PROVIDERS[backend]
     if _is_spark_4_3():
         if real_time:  # older ones have no stateful operators in the mode
             conf[_ALLOWLIST] = "false"  # the shim asks instead
-        if _JOIN_FORMAT not in before:
-            conf[_JOIN_FORMAT] = "4"
+        if JOIN_FORMAT_KEY not in before:
+            conf[JOIN_FORMAT_KEY] = "4"
     conf[_FORMAT] = chosen_format
     for key, value in conf.items():
         builder = builder.config(key, value)
@@ -164,8 +163,8 @@ def _require_loadable(provider: str, jar: str) -> None:
 
 def _require_real_time(before: Mapping[str, object], checkpoint_format: str) -> None:
     """Raise InvalidArgumentError where Spark would refuse real-time mode in a builder's session."""
-    key = _PROVIDER if _PROVIDER in before else _FORMAT
-    if key == _PROVIDER or checkpoint_format != "2":
+    key = PROVIDER_KEY if PROVIDER_KEY in before else _FORMAT
+    if key == PROVIDER_KEY or checkpoint_format != "2":
         raise InvalidArgumentError(
             "Spark refuses real-time mode in a session that says this",
             kind="invalid-option",
@@ -193,7 +192,7 @@ def _nearest_backend(backend: str) -> str:
 
 def _runs_engines_here(conf: Mapping[str, object]) -> bool:
     """Return whether the engines of a session will run in this Python, as far as is known."""
-    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # Spark knows more than the builder
+    is_submitted = _GATEWAY in os.environ  # Spark knows more than the builder
     if is_submitted or is_served_elsewhere(conf):
         return False
     named = conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or "python3"

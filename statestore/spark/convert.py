@@ -16,15 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from statestore.checkpoint.query_log import (
-    NUM_PARTITIONS_KEY,
-    PROVIDER_KEY,
-    QueryLog,
-    read_text,
-)
+from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, QueryLog, read_text
 from statestore.core.errors import IncompatibleError, InternalError, StorageError
 from statestore.core.options import PREFIX, spark_conf
-from statestore.core.providers import SPARK_PROVIDERS
+from statestore.core.providers import PROVIDER_KEY, SPARK_PROVIDERS
 from statestore.io.hadoop_process import use
 from statestore.io.shim_jar import find_jar
 from statestore.io.storage import hadoop_uri

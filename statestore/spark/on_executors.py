@@ -16,8 +16,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from statestore.core.options import PREFIX
-from statestore.core.providers import PROVIDERS
+from statestore.core.providers import PROVIDER_KEY, PROVIDERS
 
 _ROUNDS = 5
 _TASKS_A_CORE = 2
@@ -41,7 +40,7 @@ def main(result: str, archive: str, asked: str) -> None:
     jvm: Any = session._jvm  # noqa: SLF001
     is_in_driver = conf["spark.master"].partition("[")[0] == "local"
     directory = jvm.org.apache.spark.SparkFiles.getRootDirectory() if is_in_driver else "."
-    provider = conf.get(f"{PREFIX}providerClass")
+    provider = conf.get(PROVIDER_KEY)
     request = json.loads(Path(asked).read_text())
     request["backend"] = request["backend"] or next(
         (name for name, of in PROVIDERS.items() if of == provider), None

@@ -17,7 +17,7 @@ from statestore.checkpoint.key_group_rows import NUM_CLASSES, class_of
 from statestore.checkpoint.operator_metadata import operator_metadata_path
 from statestore.checkpoint.query_log import (
     NUM_PARTITIONS_KEY,
-    PROVIDER_KEY,
+    STRICT_DISTRIBUTION_KEY,
     QueryLog,
     write_bytes,
     write_text,
@@ -29,7 +29,7 @@ from statestore.codec.rows import DELETE, PUT, Row
 from statestore.core.clock import Clock, SystemClock
 from statestore.core.ids import IdSource, RandomIds
 from statestore.core.options import StateStoreOptions
-from statestore.core.providers import PROVIDERS
+from statestore.core.providers import PROVIDER_KEY, PROVIDERS
 from statestore.engine.service import EngineService
 from statestore.io.local import LocalFileIO
 from statestore.io.place import Place
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 Rows = dict[bytes, bytes]
 _Grouped = tuple[int, int, bytes, bytes | None]
 """Key group, ID of the column family, key, value; None for a row that is deleted."""
-_STRICT_KEY = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 _NO_SUMMARIES = {
     "snapshot_max_chain_length": 1000,
     "snapshot_replay_ratio": 100.0,
@@ -205,7 +204,7 @@ class MadeCheckpoint:
         conf = {
             NUM_PARTITIONS_KEY: str(self.num_partitions),
             PROVIDER_KEY: PROVIDERS[self.backend],
-            _STRICT_KEY: "true",
+            STRICT_DISTRIBUTION_KEY: "true",
         }
         log_offset = 0
         if newest < 0:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from statestore.checkpoint.operator_metadata import JOIN_OPERATOR
 from statestore.codec.column_family import ColumnFamily
 from statestore.codec.partition_key import compute_key_groups
 
@@ -128,7 +129,7 @@ class MadeStore(StoreOfQuery):
 OPERATORS: tuple[tuple[str, tuple[MadeStore, ...]], ...] = (
     ("stateStoreSave", (MadeStore("default", ("k",)),)),
     (
-        "symmetricHashJoin",
+        JOIN_OPERATOR,
         (
             MadeStore("left-keyToNumValues", ("field0",)),
             MadeStore("left-keyWithIndexToValue", ("field0", "index")),

@@ -7,11 +7,10 @@ import pytest
 
 from statestore import Checkpoint
 from statestore.checkpoint.lease import Holder, Lease
-from statestore.checkpoint.query_log import PROVIDER_KEY
 from statestore.core.clock import ManualClock, SystemClock
 from statestore.core.errors import IncompatibleError, InUseError
 from statestore.core.process import find_process
-from statestore.core.providers import SPARK_PROVIDERS
+from statestore.core.providers import PROVIDER_KEY, SPARK_PROVIDERS
 from statestore.io.local import LocalFileIO
 from tests.damaged import make_small
 from tests.rescaled import edit_conf

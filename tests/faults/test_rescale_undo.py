@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from statestore import Checkpoint
-from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, PROVIDER_KEY, OffsetsEntry
+from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, OffsetsEntry
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
+from statestore.core.providers import PROVIDER_KEY
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.testing.checkpoints import read_checkpoint
 from tests.rescaled import KEYED, edit_conf, listing, make

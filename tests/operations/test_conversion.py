@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from statestore import Checkpoint
-from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, PROVIDER_KEY
+from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY
 from statestore.core.errors import (
     IncompatibleError,
     InvalidArgumentError,
     NotFoundError,
 )
-from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
+from statestore.core.providers import PROVIDER_KEY, PROVIDERS, SPARK_PROVIDERS
 from statestore.io.memory import MemoryFileIO
 from statestore.operations.checkpoint import OpenCheckpoint, open_checkpoint
 from statestore.operations.conversion import decide_convert

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from statestore.checkpoint import rescaling
-from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY
+from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, STRICT_DISTRIBUTION_KEY
 from statestore.codec.joined_trailers import add_counts
 from statestore.codec.partition_key import is_single
 from statestore.codec.references import StoreName
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.result import Progress
     from statestore.operations.step import Step
-
-STRICT_DISTRIBUTION_KEY = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 
 
 def rescale(

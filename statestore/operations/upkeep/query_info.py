@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from statestore.checkpoint.query_log import NO_OFFSET
+from statestore.core.clock import LAST_MS
 from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError
 from statestore.core.json_fields import Fields, MalformedError, parse_json
 from statestore.core.providers import SPARK_PROVIDERS
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 _WRITTEN_WITHIN_MS = 10_000
 """An entry that is so much younger than the plan that it has is a copy."""
-_MOST_MS = 253_402_300_799_999
-"""The last millisecond that a calendar has, of the year 9999."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +243,8 @@ def _position_at(checkpoint: OpenCheckpoint, batch: int) -> InputPosition | None
         entry = checkpoint.offsets_entry(batch)
         fields = Fields(entry.metadata)
         # An operation that puts rows which may have expired leaves no time.
-        planned = fields.integer("batchTimestampMs", low=1, high=_MOST_MS)
-        watermark = fields.integer("batchWatermarkMs", high=_MOST_MS)
+        planned = fields.integer("batchTimestampMs", low=1, high=LAST_MS)
+        watermark = fields.integer("batchWatermarkMs", high=LAST_MS)
     except (NotFoundError, CorruptionError, MalformedError):
         return None
     return InputPosition(batch, planned, watermark or None, entry.sources)
@@ -262,7 +261,7 @@ def _watermark_ms(
     """Return the watermark after a batch, or else the one that it began with."""
     with suppress(NotFoundError, CorruptionError, MalformedError):
         entry = Fields(dict(checkpoint.commit_entry(batch).fields))
-        return entry.integer("nextBatchWatermarkMs", high=_MOST_MS) or None
+        return entry.integer("nextBatchWatermarkMs", high=LAST_MS) or None
     return None if position is None else position.watermark_ms
 
 

@@ -29,20 +29,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from statestore.codec.byte_ranges import fixed_width, unpack
+from statestore.codec.byte_ranges import INTERVAL, fixed_width, unpack
 from statestore.codec.python_values import to_pylist
 from statestore.codec.rows import from_numpy
-from statestore.codec.spark_types import SparkType
+from statestore.codec.spark_types import VARIANT_PARTS, SparkType
 from statestore.core.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_BINARY = SparkType("binary")
-_VARIANT = SparkType("struct", (("value", _BINARY), ("metadata", _BINARY)))
 _WHOLE = ("byte", "short", "integer", "long")
 _FLOATING = ("float", "double")
-_PARTS = [("months", "<i4"), ("days", "<i4"), ("nanoseconds", "<i8")]
 _DAY_US = 86_400_000_000
 _MOST_DAYS = ((1 << 63) - (1 << 63) // 1000) // _DAY_US
 _MOST_SHOWN = 60
@@ -73,7 +70,7 @@ def conform(column: Any, kind: SparkType, name: str) -> Any:
     if pa.types.is_null(column.type):
         return column.cast(kind.arrow)
     if kind.kind in ("struct", "variant"):
-        return _struct(column, _VARIANT if kind.kind == "variant" else kind, name)
+        return _struct(column, VARIANT_PARTS if kind.kind == "variant" else kind, name)
     if kind.kind in ("array", "map"):
         return _elements(column, kind, name)
     if not _TAKEN[kind.kind](column.type):
@@ -339,7 +336,7 @@ def _floats(column: Any) -> Any:
 def _intervals(column: Any, kind: SparkType) -> Any:
     import pyarrow.compute as pc
 
-    parts = fixed_width(column, _PARTS)
+    parts = fixed_width(column, INTERVAL)
     whole = parts["nanoseconds"] % 1000 == 0
     _require(whole, column, "it has less than microseconds")
     if kind.kind == "interval":

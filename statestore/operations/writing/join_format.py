@@ -19,12 +19,13 @@ import pyarrow as pa
 
 from statestore.checkpoint.layout import DEFAULT_STORE_NAME
 from statestore.checkpoint.operator_metadata import (
+    JOIN_OPERATOR,
     OperatorInfo,
     StoreInfo,
     metadata_with_families_path,
     write_operator,
 )
-from statestore.checkpoint.query_log import compact, read_bytes
+from statestore.checkpoint.query_log import JOIN_FORMAT_KEY, compact, read_bytes
 from statestore.codec.byte_ranges import ByteRanges, child, fixed_width
 from statestore.codec.column_family import NO_DEFAULT, ColumnFamily
 from statestore.codec.key_bytes import decode_keys, key_type, value_type
@@ -42,12 +43,7 @@ from statestore.io.storage import hadoop_uri
 from statestore.operations.copy_result import FamilyChange
 from statestore.operations.full_state import MAX_STATES_AT_ONCE, StateWriter
 from statestore.operations.metadata_file import new_query_id
-from statestore.operations.operator_map import (
-    JOIN_FORMAT_KEY,
-    JOIN_OPERATOR,
-    JOIN_STORES,
-    OLDEST_JOIN_FORMAT,
-)
+from statestore.operations.operator_map import JOIN_STORES, OLDEST_JOIN_FORMAT
 from statestore.operations.passes import Pass
 from statestore.operations.states import read_rows
 from statestore.operations.writing.join_times import FoundTimes, choose_times, drawn_times

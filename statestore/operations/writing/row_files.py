@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from statestore.codec.key_bytes import key_type, value_type
-from statestore.codec.spark_types import SparkType
+from statestore.codec.spark_types import VARIANT_PARTS, SparkType
 from statestore.core.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
     from statestore.codec.column_family import ColumnFamily
 
-_BINARY = SparkType("binary")
-_VARIANT = SparkType("struct", (("value", _BINARY), ("metadata", _BINARY)))
 _BITS = {"byte": 8, "short": 16, "integer": 32, "long": 64}
 _NUMBERS = (*_BITS, "float", "double", "decimal")
 _NESTED = ("struct", "variant", "array", "map")
@@ -468,7 +466,7 @@ _OF_KIND: dict[str, Callable[[Any, SparkType], Any]] = {
     "day-time interval": _iso(_DURATION, _duration, "1 day, 2:03:04"),
     "binary": _iso(re.compile("([0-9a-fA-F]{2})*"), bytes.fromhex, "00ff: hexadecimal digits"),
     "struct": _struct,
-    "variant": lambda given, _: _struct(given, _VARIANT),
+    "variant": lambda given, _: _struct(given, VARIANT_PARTS),
     "array": _array,
     "map": _map,
     "void": _nothing,

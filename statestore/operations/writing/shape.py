@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from statestore.checkpoint.operator_metadata import JOIN_OPERATOR
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.operations.addresses import find_place
 from statestore.operations.full_state import dealt_anew
@@ -23,7 +24,7 @@ _MERGE_ZEROS = {
     "stateStoreSave",
     "StatefulStreamlineAggregate",
     "sessionWindowStateStoreSaveExec",
-    "symmetricHashJoin",
+    JOIN_OPERATOR,
 }
 """Operators, by Spark's short names, that aggregate or join."""
 
