@@ -59,7 +59,7 @@ _ELSEWHERE: dict[str, str] = {
 the function is not called as the command is."""
 
 
-_SHORTEST_PLURAL = 3
+_LONGEST_SINGULAR = 3
 """Letters of the longest name that is not taken for a plural."""
 
 
@@ -134,7 +134,7 @@ class _Group(click.Group):
 
 def _singular(name: str) -> str:
     """Return a name of a command or option by which its plural goes as well."""
-    return name.removesuffix("s") if len(name) > _SHORTEST_PLURAL else name
+    return name.removesuffix("s") if len(name) > _LONGEST_SINGULAR else name
 
 
 @click.group(
