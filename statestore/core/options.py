@@ -347,8 +347,7 @@ class StateStoreOptions:
     """Every number and switch a user can set, checked; meanings and ranges are in TABLE.
 
     `min_versions_to_retain` is Spark's own `spark.sql.streaming.minBatchesToRetain` and therefore
-    not
-    in the table: how many of the newest versions can be loaded, at least 1.
+    not in the table: how many of the newest versions can be loaded, at least 1.
     """
 
     max_parallelism: int = 0

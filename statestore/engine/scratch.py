@@ -84,7 +84,7 @@ class EngineDirectory:
         self.unfinished = f"{scratch_directory}/engine-{name}/unfinished"
         """For files that are not finished."""
         self.fetched = f"{scratch_directory}/engine-{name}/fetched"
-        """For a directory of copies for each remote storage."""
+        """For local copies of the files of remote storages."""
 
     def begin(self) -> int:
         """Make the directory, and remove unfinished files of an engine with the name.

@@ -53,9 +53,8 @@ def _lower_priority() -> None:
 class Session:
     """One open store.
 
-    Loads and commits take turns under the session's lock; a
-    snapshot runs in a thread of the pool and takes no lock that a commit waits for; at most one is
-    in flight.
+    Loads and commits take turns under the session's lock; a snapshot runs in a thread of the pool
+    and takes no lock that a commit waits for; at most one is in flight.
     """
 
     def __init__(
