@@ -132,9 +132,11 @@ class VersionsBase(ABC):
         """Return whether a version has twice the files at which they should be summarised."""
         return self._is_due(self._chain(head), head, options, times=2)
 
-    @abstractmethod
-    def end_reading(self) -> None:
+    def end_reading(self) -> None:  # noqa: B027 (a backend without local files has none)
         """Delete the local files of readers, of which there are none any more."""
+
+    def forget_local(self) -> None:  # noqa: B027 (likewise)
+        """Remove the local files that `forget_heads` leaves."""
 
     @abstractmethod
     def forget_heads(self) -> None:

@@ -173,12 +173,6 @@ class FilesystemVersions(VersionsBase):
         with self._lock:
             self._pinned, self._held = frozenset(), ()
 
-    def end_reading(self) -> None:
-        """Release files of readers; this backend has none."""
-
-    def forget_local(self) -> None:
-        """Remove local files that `forget_heads` leaves; this backend has none."""
-
     def has_snapshot_of(self, head: PublishedFile) -> bool:
         """Return whether a version is known to have a snapshot of its own."""
         return len(self._chain(head)) == 1 and self._chain(head)[0].kind == "snapshot"
