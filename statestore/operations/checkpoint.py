@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -212,6 +212,15 @@ class OpenCheckpoint(QueryLogs):
     def work(self) -> Work:
         """Scratch directory, options and clock for reading and writing its state."""
         return work_in(self.scratch_directory, self.options, self.clock)
+
+    def synced_work(self) -> Work:
+        """Return means to write its state; files are synced whatever its options say.
+
+        Raises:
+            InvalidArgumentError: The package that its state backend needs is not installed.
+        """
+        self.work.form(self.body)  # raises here, before anything is written
+        return replace(self.work, options=replace(self.options, fsync_enabled=True))
 
     @cached_property
     def memory(self) -> FileIO | None:

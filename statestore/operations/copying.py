@@ -241,7 +241,7 @@ class Copy(Generic[Told]):
             made = make_placement(home, place.state_uri, tree, path, self.state_uri, sync=sync)
             io, root = tree, made.directory(path)
         work = work_in(target.scratch_directory, place.options, target.clock)
-        work.form(BODIES[self.backend])
+        work.form(BODIES[self.backend])  # raises here where a package is missing
         return NewState(
             version=self.version,
             operators=self.operators,

@@ -76,8 +76,9 @@ def rehash_store(
         (_prepare(checkpoint, store, new, len(heads)), _digest(f"{store} {identity}"))
         for store in stores
     )
-    work = replace(checkpoint.work, options=replace(checkpoint.options, fsync_enabled=True))
-    made = write_rehashed(checkpoint, list(heads.values()), new, takers, work, progress)
+    made = write_rehashed(
+        checkpoint, list(heads.values()), new, takers, checkpoint.synced_work(), progress
+    )
     return dict(zip(stores, made, strict=True))
 
 

@@ -55,7 +55,6 @@ from statestore.operations.result import no_progress
 from statestore.operations.states import read_rows
 from statestore.operations.step import step
 from statestore.operations.writing.changes import NO_CHANGES, pick, write_changes
-from statestore.operations.writing.in_place import work_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -334,7 +333,7 @@ class Forgetting:
 
     def _write(self, progress: Progress) -> dict[StoreName, PublishedFile]:
         heads = self._version.heads
-        work = work_on(self.checkpoint)
+        work = self.checkpoint.synced_work()
         made: dict[StoreName, PublishedFile] = {}
         with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
             for store, head in zip(

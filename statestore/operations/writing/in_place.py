@@ -23,22 +23,11 @@ if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.references import StoreName
     from statestore.operations.batches import EditBatch
-    from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.committed_version import CommittedVersion
     from statestore.operations.result import Progress
     from statestore.operations.writing.changes import Changes
     from statestore.operations.writing.family_rows import FamilyRows
     from statestore.operations.writing.shape import StoreShape
-
-
-def work_on(checkpoint: OpenCheckpoint) -> Work:
-    """Return means to write state of a checkpoint; files are synced whatever its options say.
-
-    Raises:
-        InvalidArgumentError: The package that its state backend needs is not installed.
-    """
-    checkpoint.work.form(checkpoint.body)
-    return replace(checkpoint.work, options=replace(checkpoint.options, fsync_enabled=True))
 
 
 @dataclass(frozen=True)
@@ -102,7 +91,7 @@ class EditInPlace:
             checkpoint, "edit", column_families=families, watermark_ms=self.watermark_ms
         ) as one:
             one.to_version = batch.batch + 1
-            work = work_on(checkpoint)
+            work = checkpoint.synced_work()
             made: dict[StoreName, PublishedFile] = {}
             for number, shape in enumerate(self.shapes):
                 made |= self._write(shape, work)
