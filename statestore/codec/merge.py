@@ -7,7 +7,6 @@ is in memory. `interleave` does so for runs without a key in common, and keeps e
 
 from __future__ import annotations
 
-import bisect
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -20,6 +19,7 @@ from statestore.codec.rows import (
     SCHEMA,
     from_numpy,
     no_rows,
+    place_of,
     sort_group,
     sort_rows,
     sort_rows_by_key,
@@ -32,10 +32,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-SLICE_BYTES = 4 * 1024 * 1024
+    from statestore.codec.rows import RowKey
 
-RowKey = tuple[int, bytes]
-"""Place of a row in file order: rank * 65536 + column family, key."""
+SLICE_BYTES = 4 * 1024 * 1024
 
 
 class SortedRun(Protocol):
@@ -71,7 +70,9 @@ class _Cursor:
             batch = self._batch or self._next_batch()
             if batch is None:
                 return
-            stop = batch.num_rows if end is None else self._find(batch, end)
+            stop = batch.num_rows
+            if end is not None:
+                stop = max(place_of(self._groups, batch.column(3), end), self._start)
             if stop > self._start:
                 yield batch.slice(self._start, stop - self._start)
                 self._start = stop
@@ -87,15 +88,6 @@ class _Cursor:
         self._groups = sort_group(self._batch, self._max_parallelism)
         self._start = 0
         return self._batch
-
-    def _find(self, batch: pa.RecordBatch, end: RowKey) -> int:
-        """Return the first row of the batch at or behind a key."""
-        group, key = end
-        low = int(np.searchsorted(self._groups, group, "left"))
-        high = int(np.searchsorted(self._groups, group, "right"))
-        keys = batch.column(3)
-        found = bisect.bisect_left(range(low, high), key, key=lambda row: keys[row].as_py())
-        return max(low + found, self._start)
 
 
 def merge_runs(
@@ -210,8 +202,7 @@ def _start_of_key(
         return before.num_rows
     groups = sort_group(before, max_parallelism)
     group = int(sort_group(batch.slice(0, 1), max_parallelism)[0])
-    low, high = (int(np.searchsorted(groups, group, side)) for side in ("left", "right"))
-    return bisect.bisect_left(range(low, high), key, key=lambda row: keys[row].as_py()) + low
+    return place_of(groups, keys, (group, key))
 
 
 def _slice_ends(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,11 @@ from statestore.core.errors import InternalError
 from statestore.core.key_groups import rank_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     import numpy.typing as npt
 
+    from statestore.codec.column_family import ColumnFamily
     from statestore.core.key_groups import KeyGroupSet
 
 PUT, DELETE, MERGE = 0, 1, 2
@@ -32,6 +34,9 @@ SCHEMA = pa.schema(_FIELDS)
 
 MAX_BLOCK_ROWS = 16_384
 MAX_BLOCK_BYTES = 4 * 1024 * 1024
+
+RowKey = tuple[int, bytes]
+"""Place of a row in file order: rank * 65536 + column family, key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,35 @@ def sort_group(batch: pa.RecordBatch, max_parallelism: int | None) -> npt.NDArra
     ranks = rank_table(max_parallelism)[to_numpy(batch.column(0), np.uint16)]
     groups: npt.NDArray[np.uint32] = ranks.astype(np.uint32) << np.uint32(16) | families
     return groups
+
+
+def place_of(
+    groups: npt.NDArray[np.uint32], keys: pa.Array[Any], key: RowKey, *, is_behind: bool = False
+) -> int:
+    """Return the first row at or behind a place, or behind it only; their number without one.
+
+    Args:
+        groups: What `sort_group` returns of sorted rows.
+        keys: Their keys.
+        key: The place.
+        is_behind: Whether rows at the place itself are passed over.
+    """
+    group, of_group = key
+    low = int(np.searchsorted(groups, group, "left"))
+    high = int(np.searchsorted(groups, group, "right"))
+    find = bisect.bisect_right if is_behind else bisect.bisect_left
+    return low + find(range(low, high), of_group, key=lambda row: keys[row].as_py())
+
+
+def rows_by_family(
+    batch: pa.RecordBatch, families: Iterable[ColumnFamily]
+) -> Iterator[tuple[ColumnFamily, npt.NDArray[np.int64]]]:
+    """Yield each column family that has rows in a record batch, and which these are, ascending."""
+    of_rows = to_numpy(batch.column(1), np.uint16)
+    for family in families:
+        rows = np.flatnonzero(of_rows == family.id)
+        if len(rows):
+            yield family, rows
 
 
 def rows_in(batch: pa.RecordBatch, key_groups: KeyGroupSet) -> pa.RecordBatch:

@@ -19,7 +19,7 @@ from statestore.checkpoint.commit import NewVersion
 from statestore.checkpoint.placement import mark_home
 from statestore.checkpoint.rescale_refs import write_refs
 from statestore.codec.partition_key import compute_key_groups
-from statestore.codec.rows import SCHEMA, from_numpy, to_numpy
+from statestore.codec.rows import SCHEMA, from_numpy, rows_by_family, to_numpy
 from statestore.codec.sorting import gather
 from statestore.core.errors import IncompatibleError
 from statestore.core.key_groups import default_max_parallelism
@@ -109,12 +109,8 @@ def rehash(batch: pa.RecordBatch, of: Trailer | StoreState, max_parallelism: int
             says: Spark did not partition by what this package takes for the key.
     """
     groups = np.zeros(batch.num_rows, np.uint16)
-    families = to_numpy(batch.column(1), np.uint16)
     stored = to_numpy(batch.column(0), np.uint16)
-    for family in of.column_families:
-        of_family = np.flatnonzero(families == family.id)
-        if len(of_family) == 0:
-            continue
+    for family, of_family in rows_by_family(batch, of.column_families):
         keys = batch.column(3)
         if len(of_family) < batch.num_rows:
             keys = keys.take(from_numpy(of_family, pa.int64()))

@@ -22,7 +22,7 @@ from statestore.checkpoint.layout import parse_state_file_name
 from statestore.checkpoint.trailers import read_trailer
 from statestore.codec.byte_ranges import unpack
 from statestore.codec.key_bytes import decode_keys
-from statestore.codec.rows import from_numpy, to_numpy
+from statestore.codec.rows import from_numpy, rows_by_family
 from statestore.codec.sealed_file import map_file
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 from statestore.core.text import format_bytes, format_count
@@ -324,11 +324,7 @@ class _Search:
         self._num_rows += batch.num_rows
         if store.operator == self._operator and len(self._wanted.find(batch, store.name, trailer)):
             own[Hit(file.path, "row", "found")] = None
-        families = to_numpy(batch.column(1), np.uint16)
-        for family in trailer.column_families:
-            rows = np.flatnonzero(families == family.id)
-            if not len(rows):
-                continue
+        for family, rows in rows_by_family(batch, trailer.column_families):
             of_family = batch.take(from_numpy(rows, pa.int64()))
             try:
                 for path, certainty in self._in_columns(of_family, file, trailer, family):

@@ -18,7 +18,7 @@ from statestore.codec.column_family import DEFAULT_FAMILY, ColumnFamily
 from statestore.codec.key_bytes import decode_keys, key_type
 from statestore.codec.key_encoding import encode_keys
 from statestore.codec.partition_key import field_type, partition_key_columns
-from statestore.codec.rows import from_numpy, to_numpy
+from statestore.codec.rows import from_numpy, rows_by_family
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.key_set import KeySet
 from statestore.operations.reading.condition import Condition
@@ -98,12 +98,10 @@ class Wanted:
             InvalidArgumentError: What is given is no key of the operator, or no condition over it.
             CorruptionError, IncompatibleError: As `decode_keys`.
         """
-        families = to_numpy(batch.column(1), np.uint16)
         meant = []
-        for family in trailer.column_families:
-            if len(rows := np.flatnonzero(families == family.id)):
-                stored = batch.column(3).take(from_numpy(rows, pa.int64()))
-                meant.append(rows[self._of_family(stored, store, family, found)])
+        for family, rows in rows_by_family(batch, trailer.column_families):
+            stored = batch.column(3).take(from_numpy(rows, pa.int64()))
+            meant.append(rows[self._of_family(stored, store, family, found)])
         return np.sort(np.concatenate(meant)) if meant else np.zeros(0, np.int64)
 
     def _of_family(

@@ -8,7 +8,6 @@ the local disk.
 
 from __future__ import annotations
 
-import bisect
 import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from statestore.codec.merge import merge_runs
-from statestore.codec.rows import SCHEMA, from_numpy, no_rows, sort_group
+from statestore.codec.rows import SCHEMA, from_numpy, no_rows, place_of, sort_group
 from statestore.codec.sorting import sort_into_runs
 from statestore.io.local import named_errors
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from statestore.codec.rows import RowKey
     from statestore.operations.store_state import States, StoreState
 
 
@@ -147,17 +147,13 @@ class _Stream:
             self._batch, self._groups = batch, sort_group(batch, self._max_parallelism)
         return True
 
-    def last(self) -> tuple[int, bytes]:
+    def last(self) -> RowKey:
         """Return group and key of the last row at hand."""
         return int(self._groups[-1]), self._batch.column(3)[-1].as_py()
 
-    def take_through(self, end: tuple[int, bytes]) -> tuple[pa.RecordBatch, npt.NDArray[np.uint32]]:
+    def take_through(self, end: RowKey) -> tuple[pa.RecordBatch, npt.NDArray[np.uint32]]:
         """Return the rows at hand up to a key and with it, and their groups."""
-        group, key = end
-        low = int(np.searchsorted(self._groups, group, "left"))
-        high = int(np.searchsorted(self._groups, group, "right"))
-        keys = self._batch.column(3)
-        stop = low + bisect.bisect_right(range(low, high), key, key=lambda row: keys[row].as_py())
+        stop = place_of(self._groups, self._batch.column(3), end, is_behind=True)
         taken = self._batch.slice(0, stop), self._groups[:stop]
         self._batch, self._groups = self._batch.slice(stop), self._groups[stop:]
         return taken

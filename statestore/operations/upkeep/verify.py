@@ -27,7 +27,7 @@ from statestore.checkpoint.lineage import check_ref
 from statestore.checkpoint.query_log import read_bytes
 from statestore.checkpoint.trailers import read_trailer
 from statestore.codec.partition_key import compute_key_groups
-from statestore.codec.rows import from_numpy, to_numpy
+from statestore.codec.rows import from_numpy, rows_by_family, to_numpy
 from statestore.codec.sealed_file import SealedFile
 from statestore.codec.spark_types import parse_schema
 from statestore.core.errors import (
@@ -461,11 +461,9 @@ def _check_key_groups(batch: pa.RecordBatch, state: StoreState) -> None:
         CorruptionError: One is not.
     """
     groups = to_numpy(batch.column(0), np.uint16)
-    families = to_numpy(batch.column(1), np.uint16)
     is_wrong = groups % np.uint32(state.num_partitions) != state.store.partition
-    for family in state.column_families:
-        rows = np.flatnonzero(families == family.id)
-        if not len(rows) or family.key_schema is None:
+    for family, rows in rows_by_family(batch, state.column_families):
+        if family.key_schema is None:
             continue
         keys = batch.column(3)
         if len(rows) < batch.num_rows:
