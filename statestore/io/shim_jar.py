@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from statestore.core.errors import IncompatibleError, NotFoundError
@@ -20,21 +19,13 @@ JAR_DIRECTORY = Path(__file__).resolve().parents[1] / "jars"
 """Where the wheel, or `./build.sh jar` in a checkout, put the jars: one for each Spark minor."""
 
 
-def find_jar(
-    environment: Mapping[str, str] = os.environ,
-    directory: Path = JAR_DIRECTORY,
-    *,
-    spark: str | None = None,
-) -> Path:
+def find_jar(*, spark: str | None = None) -> Path:
     """Return the absolute path of the jar that goes into `spark.jars`.
 
-    A Spark without a jar of its own gets the nearest one, with a warning, where all that the jar
-    names is there.
+    If no Spark is asked for, the one that STATESTORE_JAR names wins. A Spark without a jar of its
+    own gets the nearest one, with a warning, where all that the jar names is there.
 
     Args:
-        environment: Looked up for STATESTORE_JAR, which wins if no Spark is asked for, and for
-            SPARK_HOME.
-        directory: The place of the package's own jars.
         spark: Its Spark minor, such as 4.1; None for the Spark that programs of this Python start.
 
     Raises:
@@ -42,7 +33,7 @@ def find_jar(
         IncompatibleError: The Spark has no jar of its own, and the nearest does not fit (kind
             wrong-spark).
     """
-    named = environment.get(JAR_VARIABLE) if spark is None else None
+    named = os.environ.get(JAR_VARIABLE) if spark is None else None
     if named:
         if not Path(named).is_file():
             raise NotFoundError(
@@ -53,9 +44,9 @@ def find_jar(
                 to_fix=f"correct or unset {JAR_VARIABLE}",
             )
         return Path(named).resolve()
-    minor = spark or find_spark_minor(environment)
+    minor = spark or find_spark_minor()
     if minor is None:
-        home = environment.get(HOME_VARIABLE)
+        home = os.environ.get(HOME_VARIABLE)
         raise NotFoundError(
             "no Spark is installed to find the shim jar for",
             kind="file-not-found",
@@ -69,21 +60,21 @@ def find_jar(
         )
     is_listed = minor in SPARK_MINORS
     jar_minor = minor if is_listed else _nearest(minor)
-    jar = directory / f"statestore-shim_2.13-spark{jar_minor}-{__version__}.jar"
+    jar = JAR_DIRECTORY / f"statestore-shim_2.13-spark{jar_minor}-{__version__}.jar"
     if not jar.is_file():
         build = "./build.sh jars" if spark else "./build.sh jar"
         raise NotFoundError(
             "the shim jar is not there",
             kind="file-not-found",
             spark=minor,
-            directory=str(directory),
+            directory=str(JAR_DIRECTORY),
             version=__version__,
             to_fix=f"install the wheel of statestore, or run {build} in a checkout"
             if is_listed
             else f"use Spark {SPARK_MINORS[0]} to {SPARK_MINORS[-1]}",
         )
     if not is_listed:
-        require_fit(jar, jar_minor, environment)
+        require_fit(jar, jar_minor)
         logger.warning(
             "no jar is made for this Spark, and the nearest has all that it needs: spark=%s jar=%s",
             minor,
@@ -92,25 +83,22 @@ def find_jar(
     return jar
 
 
-def require_fit(
-    jar: Path, jar_minor: str, environment: Mapping[str, str] = os.environ
-) -> list[Path]:
+def require_fit(jar: Path, jar_minor: str) -> list[Path]:
     """Return the jars of the Spark that programs start, which have all that a jar names.
 
     Args:
         jar: A jar of the shim.
         jar_minor: The Spark that it is made for, for the error text.
-        environment: Looked up for SPARK_HOME.
 
     Raises:
         NotFoundError: There are no jars of Spark.
         IncompatibleError: Something is missing (kind wrong-spark); names it.
     """
-    jars = find_spark_jars(environment)
+    jars = find_spark_jars()
     if not jars:
         raise NotFoundError(
             "no jars of Spark are there to compare the jar with",
-            spark_home=environment.get(HOME_VARIABLE),
+            spark_home=os.environ.get(HOME_VARIABLE),
             to_fix=f"name by {HOME_VARIABLE} the directory that has `jars` of Spark in it",
         )
     missing = sorted(find_missing(jar, jars))
@@ -118,7 +106,7 @@ def require_fit(
         raise IncompatibleError(
             "the jar does not fit this Spark, which lacks what its code names",
             kind="wrong-spark",
-            spark=find_spark_minor(environment),
+            spark=find_spark_minor(),
             jar=jar_minor,
             missing=len(missing),
             first="; ".join(thing.partition("(")[0] for thing in missing[:3]),

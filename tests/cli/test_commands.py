@@ -19,8 +19,9 @@ from statestore.cli import __main__ as entry_point
 from statestore.cli.commands import cli
 from statestore.core.errors import IncompatibleError, NotFoundError
 from statestore.core.version import SPARK_MINORS
+from statestore.io import shim_jar
 from statestore.io.shim_jar import JAR_VARIABLE, find_jar
-from statestore.io.spark_home import find_spark_minor
+from statestore.io.spark_home import HOME_VARIABLE, find_spark_minor
 from statestore.operations.copy_result import FamilyChange
 from statestore.operations.reading.inspection import StoreDescription
 from statestore.operations.result import NewDirectoryResult, Result
@@ -83,10 +84,19 @@ def test_jar_is_refused_when_the_variable_names_no_file(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def jars(tmp_path: Path) -> Path:
-    """A directory with a jar for each Spark, and beside them those of another version."""
+def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment that names neither jar nor Spark."""
+    for name in (JAR_VARIABLE, HOME_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+@pytest.fixture
+def jars(tmp_path: Path, unset: pytest.MonkeyPatch) -> Path:
+    """The directory of jars: one for each Spark, and beside them those of another version."""
     directory = tmp_path / "jars"
     directory.mkdir()
+    unset.setattr(shim_jar, "JAR_DIRECTORY", directory)
     for version in (__version__, "99.0.0"):
         for spark in SPARK_MINORS:
             (directory / f"statestore-shim_2.13-spark{spark}-{version}.jar").touch()
@@ -95,25 +105,31 @@ def jars(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("spark", SPARK_MINORS)
 def test_jar_is_the_one_of_the_spark_that_programs_start(
-    jars: Path, tmp_path: Path, spark: str
+    jars: Path, tmp_path: Path, unset: pytest.MonkeyPatch, spark: str
 ) -> None:
     """Catches the jar of another Spark or version, which driver or engines would refuse."""
     named = jars / f"statestore-shim_2.13-spark{spark}-{__version__}.jar"
     (tmp_path / "spark/jars").mkdir(parents=True)
     (tmp_path / f"spark/jars/spark-core_2.13-{spark}.1.jar").touch()
-    installed = find_spark_minor({})
+    installed = find_spark_minor()
 
-    assert find_jar({"SPARK_HOME": str(tmp_path / "spark")}, jars) == named
-    assert find_jar({JAR_VARIABLE: "/other.jar"}, jars, spark=spark) == named
-    assert find_jar({}, jars).name == f"statestore-shim_2.13-spark{installed}-{__version__}.jar"
+    assert find_jar().name == f"statestore-shim_2.13-spark{installed}-{__version__}.jar"
+    unset.setenv(HOME_VARIABLE, str(tmp_path / "spark"))
+    assert find_jar() == named
+    unset.delenv(HOME_VARIABLE)
+    unset.setenv(JAR_VARIABLE, "/other.jar")
+    assert find_jar(spark=spark) == named
     assert pyspark.__version__.startswith(f"{installed}.")
 
 
-def test_jar_is_refused_for_a_spark_that_there_is_none_for(jars: Path, tmp_path: Path) -> None:
+def test_jar_is_refused_for_a_spark_that_there_is_none_for(
+    tmp_path: Path, unset: pytest.MonkeyPatch
+) -> None:
     """Catches a query that fails in its first batch, of whatever class is missing first."""
     (tmp_path / "spark/jars").mkdir(parents=True)
+    unset.setenv(HOME_VARIABLE, str(tmp_path / "spark"))
     with pytest.raises(NotFoundError, match="no Spark") as raised:
-        find_jar({"SPARK_HOME": str(tmp_path / "spark")}, jars)
+        find_jar()
     assert "statestore jar --spark" in raised.value.to_fix
 
     result = CliRunner().invoke(cli, ["jar", "--spark", "3.5"])
@@ -122,31 +138,34 @@ def test_jar_is_refused_for_a_spark_that_there_is_none_for(jars: Path, tmp_path:
 
 
 def test_spark_without_a_jar_gets_the_nearest_where_it_fits(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, unset: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Catches a refusal by the name of a version alone, and a jar that dies of a missing class."""
     installed = Path(pyspark.__file__).parent / "jars"
-    where = {"SPARK_HOME": str(tmp_path)}
     (tmp_path / "jars").mkdir()
     for jar in installed.glob("*.jar"):
         name = jar.name.replace(f"spark-core_2.13-{pyspark.__version__}", "spark-core_2.13-4.99.0")
         (tmp_path / "jars" / name).symlink_to(jar)
 
-    assert find_jar(where) == find_jar({}, spark=SPARK_MINORS[-1])
+    unset.setenv(HOME_VARIABLE, str(tmp_path))
+    assert find_jar() == find_jar(spark=SPARK_MINORS[-1])
     assert "no jar is made for this Spark" in caplog.text
     assert "spark=4.99" in caplog.text
 
     next((tmp_path / "jars").glob("spark-sql_2.13-*.jar")).unlink()
     with pytest.raises(IncompatibleError, match=r"spark='4\.99', jar='4\.3', missing=") as raised:
-        find_jar(where)
+        find_jar()
     assert raised.value.kind == "wrong-spark"
     assert f"{SPARK_MINORS[0]} to {SPARK_MINORS[-1]}" in raised.value.to_fix
 
 
-def test_missing_jar_is_an_error_that_names_the_fix(tmp_path: Path) -> None:
+def test_missing_jar_is_an_error_that_names_the_fix(
+    tmp_path: Path, unset: pytest.MonkeyPatch
+) -> None:
     """Catches an empty path that Spark would accept silently."""
+    unset.setattr(shim_jar, "JAR_DIRECTORY", tmp_path)
     with pytest.raises(LookupError, match=r"To fix: .*\./build\.sh jar") as raised:
-        find_jar({}, tmp_path)
+        find_jar()
 
     assert str(tmp_path) in str(raised.value)
 
