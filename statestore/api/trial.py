@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -14,6 +13,7 @@ from statestore.api.reaching import Reach
 from statestore.checkpoint.layout import is_temporary
 from statestore.checkpoint.query_log import read_bytes
 from statestore.core.errors import InvalidArgumentError, NotFoundError, StorageError
+from statestore.core.text import Shown
 from statestore.io.local import temporary_directory
 from statestore.operations.in_use import require_directory_not_in_use
 from statestore.operations.new_directory import check_apart
@@ -65,7 +65,7 @@ def uri_beside(checkpoint: str, end: str) -> str:
     return f"{checkpoint.rstrip('/')}{end}"
 
 
-class Trial:
+class Trial(Shown):
     """New code on a branch of a checkpoint, in a directory of its own.
 
     Nothing is open between two calls.
@@ -104,9 +104,6 @@ class Trial:
 
     def __str__(self) -> str:
         return str(self.result)
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
     @property
     def result(self) -> TrialReport:

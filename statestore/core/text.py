@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Told(ABC):
+class Shown:
+    """Base of objects that a notebook shows as their text."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+class Told(Shown, ABC):
     """Base of objects that print as their attributes, a line each, as text and in a notebook."""
 
     __slots__ = ()
@@ -26,9 +35,6 @@ class Told(ABC):
 
     def __repr__(self) -> str:
         return format_fields(self.fields_for_people())
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(repr(self))}</pre>"
 
 
 class Quantity(str):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import html
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from statestore.core.errors import InvalidArgumentError
+from statestore.core.text import Shown
 
 Made = TypeVar("Made")
 
@@ -38,7 +38,7 @@ class Change:
 
 
 @dataclass(frozen=True, repr=False)
-class Result(ABC):
+class Result(Shown, ABC):
     """What an operation did; of a dry run what it would do. Its text is what the shell prints.
 
     Attributes:
@@ -78,9 +78,6 @@ class Result(ABC):
     def __repr__(self) -> str:
         how = "" if self.done else ", dry run"
         return f"<{type(self).__name__}{how}: {str(self).partition(chr(10))[0]}>"
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 @dataclass(frozen=True, repr=False)

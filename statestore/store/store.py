@@ -9,7 +9,6 @@ with statestore.Checkpoint("/data/checkpoint").open_store(operator=0, partition=
 
 from __future__ import annotations
 
-import html
 import posixpath
 import shutil
 import tempfile
@@ -48,6 +47,7 @@ from statestore.codec.rows import (
 )
 from statestore.codec.trailer import RowCounts
 from statestore.core.errors import InvalidArgumentError, StorageError, StoreClosedError
+from statestore.core.text import Shown
 from statestore.store.batch import Batch, family_id
 from statestore.store.table import MAX_RUNS, ArrowRun, Table, ViewRun
 
@@ -171,7 +171,7 @@ def _find_version(
     return version, checkpoint_id or next(iter(attempts), None)
 
 
-class Store:
+class Store(Shown):
     """One state store, open at one version. Not thread-safe."""
 
     def __init__(
@@ -216,9 +216,6 @@ class Store:
         return (
             f"<Store {self._versions.location.store}: version {self.version}, {len(self):,} rows>"
         )
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(repr(self))}</pre>"
 
     @property
     def version(self) -> int:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from statestore.core.text import format_bytes, format_count
+from statestore.core.text import Shown, format_bytes, format_count
 
 if TYPE_CHECKING:
     from statestore.codec.references import StoreName
@@ -43,7 +42,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Verification:
+class Verification(Shown):
     """The result of a verification.
 
     Attributes:
@@ -134,9 +133,6 @@ class Verification:
 
     def __str__(self) -> str:
         return self.describe()
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.describe())}</pre>"
 
     def is_readable(self, version: int) -> bool:
         """Return whether every row of a version can be read, also where something is wrong."""
