@@ -14,7 +14,6 @@ import os
 import re
 import secrets
 import socket
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,10 +22,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from statestore.checkpoint.history import user_name
-from statestore.core.errors import InvalidArgumentError, StorageError
+from statestore.core.errors import InvalidArgumentError, StateStoreError, StorageError
 from statestore.core.json_fields import Fields, MalformedError, parse_fields, to_text
 from statestore.core.text import format_count, format_time
 from statestore.core.version import __version__
+from statestore.io.local import LocalFileIO
 from statestore.operations.forget.values import texts_of
 
 if TYPE_CHECKING:
@@ -326,7 +326,7 @@ class CertificateFile:
         except MalformedError:
             return "no JSON"
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._failed(error.strerror) from error
 
     def write(self, certificate: Certificate) -> None:
         """Put a certificate in the place of what is there, in one step.
@@ -335,35 +335,24 @@ class CertificateFile:
             StorageError: It cannot be written; what was there stays. Of a complete one the error
                 has the document.
         """
-        beside = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.tmp")
+        data = certificate.to_json().encode()
         try:
-            with beside.open("x") as file:
-                file.write(certificate.to_json())
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(self.path)
-            directory = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
-        except OSError as error:
-            with suppress(OSError):
-                beside.unlink(missing_ok=True)
-            raise self._failed(error, certificate) from error
+            LocalFileIO().write(str(self.path.absolute()), data, sync=True, overwrite=True)
+        except StateStoreError as error:
+            raise self._failed(error.fields.get("reason", error.problem), certificate) from error
 
-    def _failed(self, error: OSError, certificate: Certificate | None = None) -> StorageError:
+    def _failed(self, reason: object, certificate: Certificate | None = None) -> StorageError:
         if certificate is None or certificate.status == "begun":
             return StorageError(
                 "the certificate cannot be written, and nothing was changed",
                 file=str(self.path),
-                reason=error.strerror,
+                reason=reason,
                 to_fix="name a file that can be written",
             )
         return StorageError(
             "the keys are forgotten, and their certificate cannot be written",
             file=str(self.path),
-            reason=error.strerror,
+            reason=reason,
             certificate=json.dumps(certificate.fields()),
             to_fix="keep the certificate that this message has; the file says `begun`",
         )
