@@ -63,18 +63,18 @@ def open_database(directory: str | None = None, **settings: Any) -> Any:
     return connection
 
 
-def check_words(connection: Any, sql: str) -> None:
+def check_words(tree: Any, sql: str) -> None:
     """Check that SQL of a user names columns where it seems to.
 
     Args:
-        connection: As `open_database` returns it.
-        sql: Statements; what cannot be parsed is left to whoever runs it.
+        tree: As `parsed` returns it; an error is left to whoever runs the SQL.
+        sql: Its statements.
 
     Raises:
         InvalidArgumentError: A word by itself is the name of a function of DuckDB's: its value is
             the same in every row.
     """
-    for node in expressions_of(parsed(connection, sql)):
+    for node in expressions_of(tree):
         names = node.get("column_names", ())
         if len(names) == 1 and names[0].lower() in _WITHOUT_PARENTHESES:
             raise InvalidArgumentError(

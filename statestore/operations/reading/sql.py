@@ -177,7 +177,7 @@ class _Running:
                 no rows, or two differ by the case of letters alone.
         """
         tree = self._parsed()
-        check_words(self.connection, self.sql)
+        check_words(tree, self.sql)
         found: dict[tuple[str, str], _Table] = {}
         made = {fold_case(name) for name in _made_names(tree)}
         for name in dict.fromkeys(self._names(tree)):

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from statestore.core.errors import InvalidArgumentError, StateStoreError
 from statestore.io.local import is_disk_full
-from statestore.operations.database import check_words, open_database
+from statestore.operations.database import check_words, open_database, parsed
 from statestore.operations.reading.sql_types import with_short_durations, with_short_intervals
 from statestore.operations.writing.columns import SIDES, FamilyColumns, decide_family
 from statestore.operations.writing.row_files import RowsFile
@@ -253,7 +253,7 @@ class _Sql(GivenRows):
             # A table of its own: SQL may look at its rows more than once.
             connection.register("given", pa.RecordBatchReader.from_batches(schema, batches))
             connection.table("given").create(TABLE)
-            check_words(connection, self.sql)
+            check_words(parsed(connection, self.sql), self.sql)
             return as_reader(with_short_intervals(connection.sql(self.sql)))
         except duckdb.Error as error:
             raise self._refused(error, schema) from error
