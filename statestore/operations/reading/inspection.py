@@ -14,11 +14,11 @@ from statestore.codec.byte_ranges import ByteRanges, child, unpack
 from statestore.codec.joined_trailers import add_counts
 from statestore.codec.key_bytes import decode_keys, key_type, value_type
 from statestore.codec.python_values import to_pylist
-from statestore.codec.rows import from_numpy, no_rows, to_numpy
+from statestore.codec.rows import from_numpy, to_numpy
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.addresses import places_of
-from statestore.operations.reading.lookup import look_up
-from statestore.operations.reading.read import decode_batch, row_schema
+from statestore.operations.reading.lookup import Asked
+from statestore.operations.reading.read import read_batches
 from statestore.operations.states import families_of, find_store
 
 if TYPE_CHECKING:
@@ -175,8 +175,7 @@ def find_key(rows: FoundRows, key: Sequence[Any]) -> pa.Table:
     Of the state partition that the columns decide on, only the blocks of the key's group are read,
     where its files are in that order.
     """
-    family, states = rows.family, rows.states
-    schema = key_type(family)
+    schema = key_type(rows.family)
     if len(key) > len(schema.fields):
         raise InvalidArgumentError(
             "more values than the key has columns",
@@ -185,17 +184,14 @@ def find_key(rows: FoundRows, key: Sequence[Any]) -> pa.Table:
             to_fix="give values of the first columns, in order",
         )
     wanted = [_literal(*pair) for pair in zip(key, schema.types, schema.names, strict=False)]
-    found = [no_rows(row_schema(family))]
-    place = look_up({(ordinal,): value for ordinal, value in enumerate(wanted)}, states, family)
-    for name, state in states.items():
-        if place.partitions is None or name.partition in place.partitions:
-            for batch in state.rows(family.name, place.key_group):
-                decoded = decode_batch(batch, family, name.partition)
-                keys = decoded.column("key")
-                mask = np.ones(decoded.num_rows, bool)
-                for ordinal, value in enumerate(wanted):
-                    mask &= _equals(child(keys, ordinal), value)
-                found.append(decoded.take(from_numpy(np.flatnonzero(mask), pa.int64())))
+    found: list[pa.RecordBatch] = []
+    asked = Asked({(0, ordinal): value for ordinal, value in enumerate(wanted)})
+    for batch in read_batches(rows, asked=asked):
+        keys = batch.column("key")
+        mask = np.ones(batch.num_rows, bool)
+        for ordinal, value in enumerate(wanted):
+            mask &= _equals(child(keys, ordinal), value)
+        found.append(batch.take(from_numpy(np.flatnonzero(mask), pa.int64())))
     return pa.Table.from_batches(found)
 
 

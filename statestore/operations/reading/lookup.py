@@ -46,7 +46,7 @@ _MOST_KEYS = 1024
 
 
 class Asked(dict[Path, "pa.Array[Any]"]):
-    """Values that a column, or a field of one, must have one of; of its own type, not null.
+    """Values that a column, or a field of one, must have one of; of its own type.
 
     A path begins with the number of a column: 0 of the key, 1 of the value, 2 of `partition_id`.
     """
