@@ -27,6 +27,8 @@ from statestore.core.version import WRITER
 from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.references import FileRef
     from statestore.core.options import StateStoreOptions
@@ -109,6 +111,51 @@ def summary_trailer(
     )
 
 
+def publish_summary(
+    location: StoreLocation,
+    name: str,
+    trailer: Trailer,
+    local_path: str,
+    verify: Callable[[StoreLocation, FileRef], object],
+    *,
+    sync: bool,
+) -> PublishedFile:
+    """Publish a summary, unless another engine was first, or one that died.
+
+    Trailers may name the file that is there already, so it stays, unless it is damaged.
+
+    Args:
+        location: The store.
+        name: Name of the file.
+        trailer: As `summary_trailer` returns it.
+        local_path: The body.
+        verify: Raises CorruptionError where a file that is there is damaged.
+        sync: Whether to wait for the disk.
+
+    Returns:
+        What is there now: this one, or another engine's, which may be made of other files.
+
+    Raises:
+        FencedError, IncompatibleError: Another file is there that cannot be read.
+        StorageError: The storage failed.
+    """
+    size = trailer.body_length + len(append_trailer(local_path, trailer))
+    path = location.path(name)
+    try:
+        location.io.publish(local_path, path, sync=sync, overwrite=False)
+    except FencedError:
+        try:
+            existing = read_trailer(location, name)
+            verify(location, existing.ref)
+        except CorruptionError:
+            location.io.publish(local_path, path, sync=sync, overwrite=True)
+        except NotFoundError:  # it is gone meanwhile: what comes now may be another one's
+            location.io.publish(local_path, path, sync=sync, overwrite=False)
+        else:
+            return existing
+    return PublishedFile(make_ref(name, trailer, size), trailer)
+
+
 def check_num_rows(head: Trailer, num_rows: int) -> None:
     """Check that a snapshot has as many rows as its version, where that counts them.
 
@@ -177,8 +224,12 @@ class SnapshotWriter:
             with named_errors("write a snapshot to the scratch directory", local_path):
                 num_rows, num_internal_rows = self._write_stream(restored, local_path)
             check_num_rows(head, num_rows)
-            counts = num_rows, num_internal_rows
-            return self._publish(restored, local_path, name, *counts)
+            length = Path(local_path).stat().st_size
+            blocks = describe_stream(local_path, length, head.max_parallelism)
+            rows, counts = RowCounts(put=num_rows), (num_rows, num_internal_rows)
+            trailer = summary_trailer(head, "snapshot", (), blocks, rows, counts)
+            sync = self.options.fsync_enabled
+            return publish_summary(self.location, name, trailer, local_path, open_ref, sync=sync)
         finally:
             Path(local_path).unlink(missing_ok=True)
 
@@ -198,38 +249,3 @@ class SnapshotWriter:
                     families = to_numpy(batch.column(1), np.uint16)
                     num_internal_rows += int(np.isin(families, internal).sum())
         return num_rows, num_internal_rows
-
-    def _publish(
-        self,
-        restored: LoadedVersion,
-        local_path: str,
-        name: str,
-        num_rows: int,
-        num_internal_rows: int,
-    ) -> PublishedFile:
-        head = restored.head.trailer
-        length = Path(local_path).stat().st_size
-        blocks = describe_stream(local_path, length, head.max_parallelism)
-        rows, counts = RowCounts(put=num_rows), (num_rows, num_internal_rows)
-        trailer = summary_trailer(head, "snapshot", (), blocks, rows, counts)
-        size = trailer.body_length + len(append_trailer(local_path, trailer))
-        path = self.location.path(name)
-        sync = self.options.fsync_enabled
-        try:
-            self.location.io.publish(local_path, path, sync=sync, overwrite=False)
-        except FencedError:
-            # Another engine was first. Trailers may name its file already, so it must stay, unless
-            # it is damaged.
-            existing = self._read_existing(name)
-            if existing is not None:
-                return existing
-            self.location.io.publish(local_path, path, sync=sync, overwrite=True)
-        return PublishedFile(make_ref(name, trailer, size), trailer)
-
-    def _read_existing(self, name: str) -> PublishedFile | None:
-        try:
-            existing = read_trailer(self.location, name)
-            open_ref(self.location, existing.ref)
-            return existing
-        except (CorruptionError, NotFoundError):
-            return None

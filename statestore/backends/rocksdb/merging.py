@@ -41,13 +41,13 @@ from statestore.backends.database_rows import MOST_ROWS, all_pieces
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database import ingest_files, local_errors
 from statestore.checkpoint.layout import store_of_path
-from statestore.checkpoint.lineage import check_ref, check_store, make_ref
-from statestore.checkpoint.snapshot import check_num_rows, summary_trailer
-from statestore.checkpoint.trailers import PublishedFile, read_trailer
+from statestore.checkpoint.lineage import check_ref, check_store
+from statestore.checkpoint.snapshot import check_num_rows, publish_summary, summary_trailer
+from statestore.checkpoint.trailers import PublishedFile
 from statestore.codec.rows import DELETE, MAX_BLOCK_ROWS, SCHEMA, from_numpy
-from statestore.codec.sealed_file import SealedFile, append_trailer
-from statestore.core.errors import CorruptionError, FencedError, NotFoundError
+from statestore.codec.sealed_file import SealedFile
 from statestore.core.options import StateStoreOptions
+from statestore.io.file_io import existing_file
 from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
@@ -298,24 +298,9 @@ def _publish(
     name = location.summary_name(kind, of.version, of.checkpoint_id)
     known = counts or (of.num_keys, of.num_internal_keys)
     trailer = summary_trailer(of, kind, sources, body.blocks, body.rows, known)
-    size = trailer.body_length + len(append_trailer(body.path, trailer))
-    path = location.path(name)
-    try:
-        location.io.publish(body.path, path, sync=sync, overwrite=False)
-    except FencedError:
-        # An engine that died, or another one, was first. Trailers may name its file already, so it
-        # must stay, unless it is damaged.
-        try:
-            existing = read_trailer(location, name)
-            open_sst(location, existing.ref)
-        except CorruptionError:
-            location.io.publish(body.path, path, sync=sync, overwrite=True)
-        except NotFoundError:  # it is gone meanwhile: what comes now may be another one's
-            location.io.publish(body.path, path, sync=sync, overwrite=False)
-        else:
-            # A snapshot replaces all files of its version, whatever it was made of.
-            is_same = is_whole and existing.trailer.parent == of.version_ref
-            if existing.trailer.files != sources and not is_same:
-                raise
-            return existing
-    return PublishedFile(make_ref(name, trailer, size), trailer)
+    published = publish_summary(location, name, trailer, body.path, open_sst, sync=sync)
+    # A snapshot replaces all files of its version, whatever it was made of.
+    is_same = is_whole and published.trailer.parent == of.version_ref
+    if published.trailer.files != sources and not is_same:
+        raise existing_file(location.path(name))
+    return published
