@@ -94,13 +94,13 @@ def contributors(partition: int, num_partitions_now: int, num_partitions: int) -
     return tuple(range(partition % common, num_partitions_now, common))
 
 
-def plan_rescale(heads: Heads, num_partitions: int, *, is_whole: bool = False) -> RescaledStores:
+def plan_rescale(heads: Heads, num_partitions: int, *, is_single: bool = False) -> RescaledStores:
     """Plan the next version of a store in another number of state partitions.
 
     Args:
         heads: The newest version of the store in every state partition, all of one number.
         num_partitions: State partitions of the new layout, a divisor of the number of key groups.
-        is_whole: All state is in state partition 0 and stays there, as in an aggregation or limit
+        is_single: All state is in state partition 0 and stays there, as in an aggregation or limit
             without keys; `heads` and the result have that partition only.
 
     Returns:
@@ -112,30 +112,30 @@ def plan_rescale(heads: Heads, num_partitions: int, *, is_whole: bool = False) -
         IncompatibleError: The store is not rescalable by key groups (kind not-rescalable), or its
             state partitions differ in version, settings or IDs of column families.
     """
-    of = _check_heads(heads, num_partitions, is_whole=is_whole)
-    return RescaledStores(heads, of.version + 1, num_partitions, is_whole=is_whole)
+    of = _check_heads(heads, num_partitions, is_single=is_single)
+    return RescaledStores(heads, of.version + 1, num_partitions, is_single=is_single)
 
 
 class RescaledStores(Mapping[int, RescaledStore]):
     """The stores of a new layout, by state partition; each is planned when it is asked for.
 
     Args:
-        heads, num_partitions, is_whole: As `plan_rescale` takes them, checked.
+        heads, num_partitions, is_single: As `plan_rescale` takes them, checked.
         version: The rescaled version.
     """
 
     def __init__(
-        self, heads: Heads, version: int, num_partitions: int, *, is_whole: bool = False
+        self, heads: Heads, version: int, num_partitions: int, *, is_single: bool = False
     ) -> None:
         self._heads = heads
         self._version = version
         self._num_partitions = num_partitions
-        self._is_whole = is_whole
+        self._is_single = is_single
         self._of = heads[min(heads)].trailer
         self._sources: dict[int, _Sources] = {}
 
     def __len__(self) -> int:
-        return 1 if self._is_whole else self._num_partitions
+        return 1 if self._is_single else self._num_partitions
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(len(self)))
@@ -155,7 +155,7 @@ class RescaledStores(Mapping[int, RescaledStore]):
         found = self._sources.get(remainder)
         if found is None:
             partitions: tuple[int, ...] = (0,)
-            if not self._is_whole:
+            if not self._is_single:
                 partitions = contributors(partition, self._of.num_partitions, self._num_partitions)
             trailers = [self._heads[now].trailer for now in partitions]
             found = _Sources(
@@ -163,7 +163,7 @@ class RescaledStores(Mapping[int, RescaledStore]):
                 trailers,
                 join_families(trailers),
                 rescalable=all(trailer.rescalable for trailer in trailers),
-                is_exact=self._is_whole or self._of.num_partitions % self._num_partitions == 0,
+                is_exact=self._is_single or self._of.num_partitions % self._num_partitions == 0,
             )
             self._sources[remainder] = found
         return found
@@ -173,7 +173,7 @@ class RescaledStores(Mapping[int, RescaledStore]):
     ) -> tuple[int | None, int | None, tuple[int, ...] | None]:
         """Return rows, those in internal column families, and rows by key-group class."""
         rows = None
-        if not self._is_whole:
+        if not self._is_single:
             rows = rescaled(sources.trailers, self._num_partitions, partition)
         if sources.is_exact:
             num_keys = add_counts(trailer.num_keys for trailer in sources.trailers)
@@ -186,7 +186,7 @@ class RescaledStores(Mapping[int, RescaledStore]):
         return num_keys, num_internal, rows
 
     def _files(self, partition: int, sources: _Sources) -> tuple[FileRef, ...]:
-        wanted = None if self._is_whole else KeyGroupSet(self._num_partitions, partition)
+        wanted = None if self._is_single else KeyGroupSet(self._num_partitions, partition)
         taken: list[FileRef] = []
         for now in sources.partitions:
             head = self._heads[now]
@@ -239,11 +239,11 @@ class _Sources:
     is_exact: bool
 
 
-def _check_heads(heads: Heads, num_partitions: int, *, is_whole: bool) -> Trailer:
+def _check_heads(heads: Heads, num_partitions: int, *, is_single: bool) -> Trailer:
     """Return the first trailer, after a check that the others fit."""
     of = heads[min(heads)].trailer
     store = f"{of.store.operator}/*/{of.store.name}"
-    if num_partitions < 1 or (not is_whole and of.max_parallelism % num_partitions):
+    if num_partitions < 1 or (not is_single and of.max_parallelism % num_partitions):
         raise InvalidArgumentError(
             "the number of key groups is not a multiple of the number of state partitions",
             store=store,
@@ -251,7 +251,7 @@ def _check_heads(heads: Heads, num_partitions: int, *, is_whole: bool) -> Traile
             num_partitions=num_partitions,
             to_fix=f"choose a divisor of {of.max_parallelism}, or have every row hashed anew",
         )
-    expected = {0} if is_whole else set(range(of.num_partitions))
+    expected = {0} if is_single else set(range(of.num_partitions))
     if set(heads) != expected:
         raise NotFoundError(
             "a state partition of the store is missing",
@@ -263,7 +263,7 @@ def _check_heads(heads: Heads, num_partitions: int, *, is_whole: bool) -> Traile
         )
     trailers = [head.trailer for head in heads.values()]
     for trailer in trailers:
-        if not (trailer.rescalable or is_whole):
+        if not (trailer.rescalable or is_single):
             raise IncompatibleError(
                 "a store is not rescalable by key groups: some rows are outside of the state "
                 "partition of their key group",

@@ -253,7 +253,7 @@ class MadeCheckpoint:
         for operator, (name, stores) in enumerate(self.operators):
             if newest < 0:
                 self.describe(operator, name, stores, num_partitions)
-            is_whole = not stores[0].columns
+            is_single = not stores[0].columns
             of_stores = [
                 _RowsOfBatch(
                     store,
@@ -276,7 +276,7 @@ class MadeCheckpoint:
                     )
                     for number, of in enumerate(of_stores)
                 ]
-                for partition in range(1 if is_whole else num_partitions)
+                for partition in range(1 if is_single else num_partitions)
             ]
         self.commit(ids)
         self._is_restarted = False

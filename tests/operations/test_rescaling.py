@@ -189,7 +189,7 @@ def test_state_of_a_single_partition_is_carried_whole(tmp_path):
 
     with pytest.raises(NotFoundError):
         plan_rescale(heads, 6)
-    made.write(plan_rescale(heads, 5, is_whole=True))
+    made.write(plan_rescale(heads, 5, is_single=True))
 
     with made.open(0, 5) as store:
         assert (store.version, len(store), store.get(b"")) == (2, 1, b"17")

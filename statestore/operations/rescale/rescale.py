@@ -96,7 +96,7 @@ def numbers_by_reference(checkpoint: OpenCheckpoint, numbers: Iterable[int]) -> 
     key_groups = {
         heads[min(heads)].trailer.max_parallelism
         for store, heads in stores.items()
-        if not _is_whole(store[1], heads)
+        if not _is_single(store[1], heads)
     }
     if not key_groups:
         raise InvalidArgumentError(
@@ -116,7 +116,7 @@ def _heads_by_store(checkpoint: OpenCheckpoint) -> dict[tuple[int, str], dict[in
     return found
 
 
-def _is_whole(name: str, heads: Mapping[int, PublishedFile]) -> bool:
+def _is_single(name: str, heads: Mapping[int, PublishedFile]) -> bool:
     return is_single(name, heads[min(heads)].trailer.column_families, heads)
 
 
@@ -214,14 +214,14 @@ class _Rescaling:
 
     def _change(self, operator: int, name: str, heads: dict[int, PublishedFile]) -> _StoreChange:
         trailer = heads[min(heads)].trailer
-        is_whole = _is_whole(name, heads)
-        way: Way = "whole" if is_whole else "key-groups"
+        is_single = _is_single(name, heads)
+        way: Way = "whole" if is_single else "key-groups"
         max_parallelism = trailer.max_parallelism
         made_of = None
-        if not is_whole and max_parallelism % self._num_partitions:
+        if not is_single and max_parallelism % self._num_partitions:
             way, max_parallelism = "rehash", default_max_parallelism(self._num_partitions)
         else:
-            made_of = rescaling.plan_rescale(heads, self._num_partitions, is_whole=is_whole)
+            made_of = rescaling.plan_rescale(heads, self._num_partitions, is_single=is_single)
         check_not_chosen(self._checkpoint.options.max_parallelism, max_parallelism)
         operator_name = self._checkpoint.operator(operator).name
         return _StoreChange(operator, operator_name, name, heads, way, max_parallelism, made_of)
