@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from statestore.codec.partition_key import is_single
+from statestore.codec import partition_key
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.core.key_groups import check_not_chosen, check_range, default_max_parallelism
 from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS, SPARK_PROVIDERS, SUCCESSORS
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from statestore.io.place import Place
     from statestore.operations.checkpoint import OpenCheckpoint
+    from statestore.operations.committed_version import CommittedVersion
     from statestore.operations.copying import MadeFiles
     from statestore.operations.passes import Pass, Store
     from statestore.operations.savepoint.savepoint import SavepointInfo
@@ -65,13 +66,7 @@ def decide_restore(
     if elsewhere and is_within(elsewhere, source.uri):
         raise not_apart(elsewhere, source.uri)
     if savepoint is None:
-        if claims:
-            raise InvalidArgumentError(
-                "only a savepoint can be claimed",
-                checkpoint=source.uri,
-                to_fix="restore without claiming, and delete the checkpoint when the query runs",
-            )
-        require_not_in_use(source)
+        _check_checkpoint(source, claims=claims)
     require_same = same_batches(source)
     kept_by = source.kept_by if savepoint is None else savepoint.backend
     to_backend = backend or SUCCESSORS.get(kept_by, kept_by)
@@ -79,7 +74,7 @@ def decide_restore(
     to_partitions = version.num_partitions if num_partitions is None else num_partitions
     check_range("num_partitions", to_partitions)
     kept = operators.resolve([operator.id for operator in source.operators])
-    max_parallelism = 0
+    max_parallelism: int | None = None
     if is_sparks:
         wanted = target.options.max_parallelism
         states, max_parallelism = find_spark_states(version, to_partitions, wanted)
@@ -92,22 +87,14 @@ def decide_restore(
         and all(old == new for old, new in kept.kept.items())
     )
     as_is = Linked.between(source, target, is_moved=True) if claims else Copied()
-    passes: dict[Store, Pass] = {}
-    for store, of in _by_store(states.values(), kept.kept).items():
-        partitions = [state.store.partition for state in of]
-        is_in_one = is_single(store[1], of[0].column_families, partitions)
-        if not is_in_one and to_partitions != version.num_partitions:
-            _check_rescalable(of)
-        if is_sparks:
-            num_taking = 1 if is_in_one else to_partitions
-            passes[store] = FromSpark(of, num_taking, max_parallelism)
-            continue
-        found = of[0].max_parallelism
-        is_rehashed = not is_in_one and found % to_partitions > 0
-        if is_rehashed:
-            found = default_max_parallelism(to_partitions)
-        check_not_chosen(target.options.max_parallelism, found)
-        passes[store] = Rehashed() if is_rehashed else as_is if same else Dealt()
+    passes = _passes_of(
+        _by_store(states.values(), kept.kept),
+        version,
+        target,
+        to_partitions,
+        spark_max_parallelism=max_parallelism,
+        unhashed=as_is if same else Dealt(),
+    )
     found_id = version.query_id if savepoint is None else savepoint.query_id
     query_id = (found_id or "") if keeps_query_id else ""
     metadata = query_metadata(query_id or new_query_id(target.ids))
@@ -131,6 +118,50 @@ def decide_restore(
         state_uri=elsewhere,
         claims=claims,
     )
+
+
+def _check_checkpoint(source: OpenCheckpoint, *, claims: bool) -> None:
+    """Check that what is no savepoint can be restored from: no query runs, and it stays."""
+    if claims:
+        raise InvalidArgumentError(
+            "only a savepoint can be claimed",
+            checkpoint=source.uri,
+            to_fix="restore without claiming, and delete the checkpoint when the query runs",
+        )
+    require_not_in_use(source)
+
+
+def _passes_of(
+    states: Mapping[Store, tuple[StoreState, ...]],
+    version: CommittedVersion,
+    target: Place,
+    num_partitions: int,
+    *,
+    spark_max_parallelism: int | None,
+    unhashed: Pass,
+) -> dict[Store, Pass]:
+    """Return which way the state of each store goes, by what its state partitions have.
+
+    State of Spark's own providers gets `spark_max_parallelism` key groups, which is None where it
+    is this package's. What keeps its key groups goes the way `unhashed`.
+    """
+    passes: dict[Store, Pass] = {}
+    for store, of in states.items():
+        partitions = [state.store.partition for state in of]
+        is_single = partition_key.is_single(store[1], of[0].column_families, partitions)
+        if not is_single and num_partitions != version.num_partitions:
+            _check_rescalable(of)
+        if spark_max_parallelism is not None:
+            num_taking = 1 if is_single else num_partitions
+            passes[store] = FromSpark(of, num_taking, spark_max_parallelism)
+            continue
+        found = of[0].max_parallelism
+        is_rehashed = not is_single and found % num_partitions > 0
+        if is_rehashed:
+            found = default_max_parallelism(num_partitions)
+        check_not_chosen(target.options.max_parallelism, found)
+        passes[store] = Rehashed() if is_rehashed else unhashed
+    return passes
 
 
 def _by_store(
