@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from statestore.backends.form import Work
+    from statestore.checkpoint.query_log import CommitEntry
     from statestore.core.clock import Clock
     from statestore.core.options import StateStoreOptions
     from statestore.io.file_io import FileIO, TreeFileIO
@@ -98,28 +99,33 @@ def open_checkpoint(place: Place, below: str | None = None) -> Iterator[OpenChec
             uri, io, path, place, state_io, state_root, scratch_directory, query_id=query_id
         )
         if checkpoint.newest_planned is None:
-            found = _named_below(io, path)
-            named = {"below": found} if found else {}
-            if query_id is not None and not found and checkpoint.newest_committed is None:
-                raise NotFoundError(
-                    "the query has not begun its first batch yet",
-                    kind="checkpoint-not-found",
-                    checkpoint=uri,
-                    missing=checkpoint.offsets.path(0),
-                    to_fix="wait for it: it begins when a source of the query has input",
-                )
-            raise NotFoundError(
-                "there is no checkpoint of a streaming query",
-                kind="checkpoint-not-found",
-                checkpoint=uri,
-                missing=checkpoint.offsets.directory,
-                to_fix="name one of the checkpoints below it"
-                if found
-                else "name the directory that the query has as its checkpointLocation",
-                **named,
-            )
+            raise _no_checkpoint(checkpoint)
         with named_disk_errors(scratch_directory):
             yield checkpoint
+
+
+def _no_checkpoint(checkpoint: OpenCheckpoint) -> NotFoundError:
+    """Return the error for a directory in which no batch was planned."""
+    found = _named_below(checkpoint.io, checkpoint.path)
+    is_new = checkpoint.query_id is not None and not found and checkpoint.newest_committed is None
+    if is_new:
+        return NotFoundError(
+            "the query has not begun its first batch yet",
+            kind="checkpoint-not-found",
+            checkpoint=checkpoint.uri,
+            missing=checkpoint.offsets.path(0),
+            to_fix="wait for it: it begins when a source of the query has input",
+        )
+    return NotFoundError(
+        "there is no checkpoint of a streaming query",
+        kind="checkpoint-not-found",
+        checkpoint=checkpoint.uri,
+        missing=checkpoint.offsets.directory,
+        to_fix="name one of the checkpoints below it"
+        if found
+        else "name the directory that the query has as its checkpointLocation",
+        **({"below": found} if found else {}),
+    )
 
 
 def find_checkpoints(io: TreeFileIO, path: str, most: int) -> list[str]:
@@ -287,6 +293,13 @@ class OpenCheckpoint(QueryLogs):
             StorageError: As those.
         """
         entry = self.commit_entry(version - 1)
+        self._require_operators(version, entry)
+        self._require_schemas()
+        self._require_some(entry)
+        self._require_stores()
+
+    def _require_operators(self, version: int, entry: CommitEntry) -> None:
+        """Check that every operator that has state has metadata."""
         named = {int(operator) for operator in entry.checkpoint_ids} | self._operator_directories
         unknown = [operator for operator in named if operator >= len(self.operators)]
         if unknown:
@@ -300,6 +313,9 @@ class OpenCheckpoint(QueryLogs):
                 to_fix="put the file back where the checkpoint was copied without it; else run a "
                 "batch of the query with Spark 3.5 or later, which writes it",
             )
+
+    def _require_schemas(self) -> None:
+        """Check that no operator lacks a file of its state schemas."""
         for file in self._missing_schemas:
             raise NotFoundError(
                 "an operator lacks a file of its state schemas, and Spark does not start the query",
@@ -307,6 +323,9 @@ class OpenCheckpoint(QueryLogs):
                 file=file,
                 to_fix="put the file back where the checkpoint was copied without it",
             )
+
+    def _require_some(self, entry: CommitEntry) -> None:
+        """Check that there are operators, or that the commit log says that there are none."""
         if not self.operators and not entry.names_operators:
             raise NotFoundError(
                 "no stateful operator is in the checkpoint",
@@ -316,6 +335,8 @@ class OpenCheckpoint(QueryLogs):
                 "query without stateful operators has no state to look after",
             )
 
+    def _require_stores(self) -> None:
+        """Check that metadata names every store that has a directory."""
         for operator in self.operators:
             unnamed = self._store_directories[operator.id] - {info.name for info in operator.stores}
             if unnamed:
