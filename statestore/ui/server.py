@@ -6,7 +6,6 @@ allowed; then by a plan that was shown, once.
 
 from __future__ import annotations
 
-import json
 import secrets
 import socket
 import threading
@@ -16,11 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from statestore.core.errors import (
     IncompatibleError,
-    InUseError,
     InvalidArgumentError,
-    StateStoreError,
 )
-from statestore.core.text import to_json
 from statestore.report.page import (
     IndexRow,
     Server,
@@ -39,16 +35,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
 
     from statestore.api.checkpoint import Checkpoint
     from statestore.core.clock import Clock
     from statestore.report.facts import Facts
 
 _QUESTIONS = {"sql": ("sql",), "key": ("rows", "key")}
-_MOST_BYTES = 200_000
-"""Of the body of a request."""
 
 
 class _Pages:
@@ -170,10 +162,9 @@ def make_application(
     """
     try:
         from starlette.applications import Starlette
-        from starlette.concurrency import run_in_threadpool
-        from starlette.responses import HTMLResponse, PlainTextResponse
-        from starlette.responses import Response as PlainResponse
         from starlette.routing import Route
+
+        from statestore.ui.responses import Responses
     except ModuleNotFoundError as error:
         raise _missing(error) from error
 
@@ -181,91 +172,23 @@ def make_application(
     pages = _Pages(
         looks, token, clock, allows_changes=allows_changes, storage_options=storage_options
     )
-    guard = Guard(token, host)
-
-    def refused(request: Request) -> Response | None:
-        if (why := guard.refusal(request)) is not None:
-            return PlainTextResponse(why, 403, _headers())
-        number = request.path_params.get("number", 0)
-        if not 0 <= number < len(looks):
-            return PlainTextResponse("There is no such checkpoint.", 404, _headers())
-        return None
-
-    def html(make: Callable[..., str], *, is_page: bool) -> Callable[[Request], Response]:
-        def answer(request: Request) -> Response:
-            if (refusal := refused(request)) is not None:
-                return refusal
-            nonce = secrets.token_urlsafe(16)
-            arguments = (*request.path_params.values(), *([nonce] if is_page else []))
-            try:
-                return HTMLResponse(make(*arguments), headers=_headers(nonce))
-            except StateStoreError as error:
-                return PlainTextResponse(str(error), 409, _headers())
-
-        return answer
-
-    def as_json(make: Callable[[], dict[str, Any]]) -> Response:
-        try:
-            fields = make()
-            status = 400 if "problem" in fields else 200
-        except (InUseError, BusyError) as error:
-            fields, status = {"problem": str(error)}, 409
-        except StateStoreError as error:
-            fields, status = {"problem": str(error)}, 400
-        return PlainResponse(to_json(fields), status, _headers(), "application/json")
-
-    def look(make: Callable[[int], dict[str, Any]]) -> Callable[[Request], Response]:
-        return lambda request: (
-            refused(request) or as_json(lambda: make(request.path_params["number"]))
-        )
-
-    def ask(what: str) -> Callable[[Request], Any]:
-        async def answer(request: Request) -> Response:
-            refusal = refused(request)
-            if refusal is not None:
-                return refusal
-            length = request.headers.get("content-length", "")
-            if not length.isdigit() or int(length) > _MOST_BYTES:
-                return PlainTextResponse("It is too long.", 413, _headers())
-            try:
-                fields = json.loads(await request.body())
-            except (ValueError, RecursionError):
-                fields = None
-            if not isinstance(fields, dict):
-                return PlainTextResponse("It is no JSON object.", 400, _headers())
-            number = request.path_params["number"]
-            return await run_in_threadpool(as_json, lambda: pages.ask(number, what, fields))
-
-        return answer
-
+    respond = Responses(Guard(token, host), len(looks))
     at = "/checkpoints/{number:int}"
     asked = ["sql", "key", "plan", *(["do"] if allows_changes else [])]
     return Starlette(
         routes=[
-            Route("/", html(pages.index, is_page=True)),
-            Route("/part", html(pages.index_part, is_page=False)),
-            Route(at, html(pages.page, is_page=True)),
-            Route(f"{at}/part", html(pages.part, is_page=False)),
-            Route(f"{at}/live", look(pages.live)),
-            Route(f"{at}/tables", look(pages.tables)),
-            *(Route(f"{at}/{what}", ask(what), methods=["POST"]) for what in asked),
+            Route("/", respond.html(pages.index, is_page=True)),
+            Route("/part", respond.html(pages.index_part, is_page=False)),
+            Route(at, respond.html(pages.page, is_page=True)),
+            Route(f"{at}/part", respond.html(pages.part, is_page=False)),
+            Route(f"{at}/live", respond.look(pages.live)),
+            Route(f"{at}/tables", respond.look(pages.tables)),
+            *(
+                Route(f"{at}/{what}", respond.ask(pages.ask, what), methods=["POST"])
+                for what in asked
+            ),
         ]
     )
-
-
-def _headers(nonce: str = "") -> dict[str, str]:
-    script = f"'nonce-{nonce}'" if nonce else "'none'"
-    return {
-        "Cache-Control": "no-store",
-        "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff",
-        "X-Frame-Options": "DENY",
-        "Cross-Origin-Opener-Policy": "same-origin",
-        "Cross-Origin-Resource-Policy": "same-origin",
-        "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
-        f"script-src {script}; img-src data:; connect-src 'self'; base-uri 'none'; "
-        "form-action 'none'; frame-ancestors 'none'",
-    }
 
 
 def serve(
