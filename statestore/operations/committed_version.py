@@ -11,31 +11,22 @@ state/<operator>/<partition>/…  state files: the version's delta and what it n
 
 from __future__ import annotations
 
-import posixpath
 import re
-import shutil
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint import operator_metadata
-from statestore.checkpoint.layout import parse_rescale_ref_name, parse_state_file_name
 from statestore.checkpoint.operator_metadata import OF_OPERATOR
 from statestore.checkpoint.pins import pinned
 from statestore.checkpoint.query_log import (
     NUM_PARTITIONS_KEY,
     CommitEntry,
     OffsetsEntry,
-    write_text,
 )
 from statestore.codec.partition_key import is_single
-from statestore.codec.sealed_file import SealedFile
 from statestore.core.errors import NotFoundError
-from statestore.io.local import named_errors
-from statestore.io.storage import hadoop_uri
 from statestore.operations.metadata_file import METADATA_NAME, read_metadata
 from statestore.operations.source_logs import check_sources
 from statestore.operations.states import check_committed
@@ -46,11 +37,8 @@ if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.references import StoreName
     from statestore.core.ids import IdSource
-    from statestore.io.file_io import FileIO
     from statestore.operations.checkpoint import OpenCheckpoint
-    from statestore.operations.new_directory import NewDirectory
 
-MAX_COPIES_AT_ONCE = 8
 _LOGS = ("offsets", "commits")
 _OF_STATE = re.compile(r"state/[0-9]+/[0-9]+/(?:.*/)?(?P<name>[^/]+)")
 
@@ -217,170 +205,3 @@ def spark_files_of(checkpoint: OpenCheckpoint) -> Iterable[str]:
             of_state is None or "/_metadata/" in info.name
         ):
             yield info.name
-
-
-def copy_file(source: FileIO, path: str, target: NewDirectory, new_path: str) -> None:
-    """Copy a file to any storage, durably; a state file is checked first.
-
-    Raises:
-        CorruptionError: It is a damaged state file.
-        NotFoundError: It is not there.
-        StorageError: A storage failed.
-    """
-    target.io.make_directory(posixpath.dirname(new_path))
-    local = source.fetch(path)
-    copy = f"{target.scratch_directory}/{target.ids.new_id()}"
-    try:
-        shutil.copyfile(local, copy)
-    except FileNotFoundError as error:
-        raise NotFoundError(
-            "a file was deleted while it was copied",
-            kind="file-not-found",
-            file=path,
-            to_fix="copy a newer version",
-        ) from error
-    if parse_state_file_name(posixpath.basename(path)) is not None:
-        with named_errors("check a copy", copy):
-            SealedFile(copy, path).verify()
-    target.io.publish(copy, new_path, sync=True, overwrite=True)
-
-
-def link_file(source: FileIO, path: str, target: NewDirectory, new_path: str) -> None:
-    """Let a file appear in a directory of the same storage; errors as `copy_file`."""
-    if not target.io.shares(source):
-        copy_file(source, path, target, new_path)
-        return
-    target.io.make_directory(posixpath.dirname(new_path))
-    target.io.link(path, new_path, sync=True)
-
-
-def copy_state(
-    version: CommittedVersion,
-    stores: Iterable[StoreName],
-    target: NewDirectory,
-    state_io_root: str,
-    add_done: Callable[[int], None],
-    *,
-    copy: Callable[[FileIO, str, NewDirectory, str], None] = copy_file,
-) -> None:
-    """Copy the state files of some stores as they are, to the same place below another root.
-
-    Args:
-        version: What to copy.
-        stores: The stores.
-        target: Where to.
-        state_io_root: Directory of the operators' state there.
-        add_done: Called with the bytes of each file that was copied.
-        copy: How to copy a file.
-
-    Raises:
-        NotFoundError: A file was deleted meanwhile.
-        CorruptionError, StorageError: A storage failed.
-    """
-    checkpoint = version.checkpoint
-    stores = list(stores)
-    files: dict[str, tuple[FileIO, str, int]] = {}
-    for store in stores:
-        location = checkpoint.location(store)
-        found = [*version.state_files(store), *_references(version, store)]
-        for path, size in found:
-            files[posixpath.relpath(path, location.root)] = location.io, path, size
-    with ThreadPoolExecutor(MAX_COPIES_AT_ONCE) as pool:
-
-        def copy_one(below: str) -> int:
-            io, path, size = files[below]
-            copy(io, path, target, f"{state_io_root}/{below}")
-            return size
-
-        for size in pool.map(copy_one, files):
-            add_done(size)
-
-
-def _references(version: CommittedVersion, store: StoreName) -> Iterable[tuple[str, int]]:
-    """Yield the store's files that keep what it takes from others from being deleted there."""
-    location = version.checkpoint.location(store)
-    taken = [ref.path for ref in version.heads[store].trailer.files if ref.is_foreign]
-    directories = {posixpath.dirname(location.path(path)) for path in taken}
-    for directory in directories | ({location.directory} if taken else set()):
-        for info in location.io.list(directory):
-            ref = parse_rescale_ref_name(info.name)
-            # One of another store leads to nothing without the one in that store's directory.
-            if ref is not None and ref.partition == store.partition:
-                yield f"{directory}/{info.name}", info.size
-
-
-def write_logs(
-    target: NewDirectory, offsets: Mapping[int, OffsetsEntry], commits: Mapping[int, CommitEntry]
-) -> None:
-    """Write the entries of both logs; errors as `NewDirectory.check_mine` and `write_text`."""
-    target.check_mine()
-    for batch, offset in offsets.items():
-        write_text(target.io, f"{target.path}/offsets/{batch}", offset.encode(), overwrite=True)
-    for batch, commit in commits.items():
-        write_text(target.io, f"{target.path}/commits/{batch}", commit.encode(), overwrite=True)
-
-
-def copy_operators(
-    source: OpenCheckpoint,
-    target: NewDirectory,
-    new_ids: Mapping[int, int],
-    num_partitions: int,
-    newest_batch: int,
-) -> None:
-    """Write Spark's metadata of operators to a new directory; all as `operator_metadata` does."""
-    operator_metadata.copy_operators(
-        source.io,
-        source.state_directory,
-        target.io,
-        f"{target.path}/state",
-        f"{hadoop_uri(target.uri)}/state",
-        new_ids,
-        num_partitions,
-        newest_batch,
-    )
-
-
-def copy_spark_files(
-    version: CommittedVersion,
-    target: NewDirectory,
-    rename: Callable[[str], str | None] = lambda path: path,
-) -> None:
-    """Copy Spark's files that are neither log nor state.
-
-    Args:
-        version: What to copy from.
-        target: Where to.
-        rename: Returns the new path of a file below the directory, None to leave it out.
-
-    Raises:
-        NotFoundError: A source deleted one meanwhile, as it does after it put it into a later one;
-            or as `CommittedVersion.check_sources`.
-        FencedError: The target was begun anew by another process.
-        StorageError: A storage failed.
-    """
-    version.check_sources()
-    renamed = {path: new for path in version.spark_files if (new := rename(path)) is not None}
-    copy_files(version.checkpoint, target, renamed)
-
-
-def copy_files(source: OpenCheckpoint, target: NewDirectory, names: Mapping[str, str]) -> None:
-    """Copy files of a checkpoint, several at a time.
-
-    Args:
-        source: Copied from.
-        target: Copied to.
-        names: New paths below the directory, by the old ones.
-
-    Raises:
-        NotFoundError, FencedError, StorageError: As `copy_spark_files`.
-    """
-    # Their names are the same for whoever else might write the directory.
-    target.check_mine()
-
-    def copy_one(names: tuple[str, str]) -> None:
-        old, new = names
-        copy_file(source.io, f"{source.path}/{old}", target, f"{target.path}/{new}")
-
-    with ThreadPoolExecutor(MAX_COPIES_AT_ONCE) as pool:
-        for _ in pool.map(copy_one, names.items()):
-            pass

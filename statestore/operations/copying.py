@@ -24,12 +24,8 @@ from statestore.codec.references import StoreName
 from statestore.core.errors import StateStoreError
 from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDER_KEY, PROVIDERS
 from statestore.operations.batches import checkpoint_ids_of
-from statestore.operations.committed_version import (
-    copy_operators,
-    copy_spark_files,
-    find_version,
-    write_logs,
-)
+from statestore.operations.committed_version import find_version
+from statestore.operations.copied_files import copy_operators, copy_spark_files, write_logs
 from statestore.operations.copy_result import CopyResult
 from statestore.operations.new_directory import begin_directory, check_target, delete_directory
 from statestore.operations.operator_map import OperatorMap, ResolvedOperators, store_names_of

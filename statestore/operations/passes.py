@@ -14,7 +14,7 @@ from statestore.checkpoint.placement import mark_home
 from statestore.codec.references import StoreName
 from statestore.codec.trailer import RowCounts
 from statestore.core.key_groups import default_max_parallelism
-from statestore.operations.committed_version import copy_file, copy_state, link_file
+from statestore.operations.copied_files import copy_file, copy_state, link_file
 from statestore.operations.dealing import Pair, Taking, write_pairs
 from statestore.operations.full_state import StateWriter, deal_out
 from statestore.operations.rehashing import rehash_effort, rehashed_version, write_rehashed

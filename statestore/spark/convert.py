@@ -24,12 +24,12 @@ from statestore.io.hadoop_process import use
 from statestore.io.shim_jar import find_jar
 from statestore.io.storage import hadoop_uri
 from statestore.operations.checkpoint import OpenCheckpoint, open_checkpoint
-from statestore.operations.committed_version import copy_files, copy_operators
 from statestore.operations.conversion import (
     CONVERT,
     Convert,
     decide_convert,
 )
+from statestore.operations.copied_files import copy_files, copy_operators
 from statestore.operations.copying import begin_history
 from statestore.operations.in_use import require_not_in_use, same_batches
 from statestore.operations.metadata_file import METADATA_NAME
