@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -34,7 +34,7 @@ from statestore.operations.trial.record import (
     write_record,
 )
 from statestore.operations.trial.rule import Judge, Rule, compare_rows, compare_state
-from statestore.spark import trying
+from statestore.spark import job_on_branch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -293,7 +293,7 @@ class _Attempt:
             record = self._write(io, path, record, state=State.BRANCHED, compared=(), error="")
         for name, side in self.sides.items():
             looks_for_old = name == NEW and OLD not in self.sides
-            repeat = trying.Repeat(
+            repeat = job_on_branch.Repeat(
                 checkpoint=self.checkpoint.uri,
                 branch=f"{self.trial.uri}/{side.branch}",
                 version=version,
@@ -343,14 +343,14 @@ class _Attempt:
             )
 
 
-def _run_side(repeat: trying.Repeat, side: _Side, submit: tuple[str, ...]) -> None:
+def _run_side(repeat: job_on_branch.Repeat, side: _Side, submit: tuple[str, ...]) -> None:
     if callable(side.job):
-        trying.run_job(repeat, side.job)
+        job_on_branch.run_job(repeat, side.job)
         return
     with TemporaryDirectory() as work:
         request, reply = Path(work, "request.json"), Path(work, "reply.json")
-        request.write_text(trying.request_of(repeat))
-        command = [*(submit or (sys.executable,)), trying.__file__, str(request), str(reply)]
+        request.write_text(json.dumps(asdict(repeat)))
+        command = [*(submit or (sys.executable,)), job_on_branch.__file__, str(request), str(reply)]
         done = subprocess.run(
             [*command, os.fspath(side.job), *side.arguments],
             stdout=_STDERR,  # what the job prints is no result of this process

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from statestore import StateStoreError
 from statestore.operations.trial.record import CHECKPOINT, RECORD_NAME
-from statestore.spark.trying import Repeat, run_job
+from statestore.spark.job_on_branch import Repeat, run_job
 
 from .audit import audit, read_state, require
 from .child import Call

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from statestore import Checkpoint, Savepoint, Trial, run, try_job
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.reading.diff import DiffCounts
-from statestore.spark.trying import Repeat, run_job
+from statestore.spark.job_on_branch import Repeat, run_job
 
 from .conftest import EXTENDED, MakeLane, RunReference
 from .harness import FORMAT_2, Files, Query

@@ -11,43 +11,36 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import posixpath
 import re
 import runpy
 import sys
-import urllib.parse
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from statestore.checkpoint.query_log import read_text
-from statestore.core.errors import InvalidArgumentError, NotFoundError, StateStoreError
+from statestore.core.errors import InvalidArgumentError, StateStoreError
 from statestore.core.options import StateStoreOptions
 from statestore.io.hadoop_process import HADOOP_PREFIXES, use
-from statestore.io.local import temporary_directory
 from statestore.io.place import Place
-from statestore.io.storage import absolute_uri, hadoop_uri, is_same_directory
+from statestore.io.storage import hadoop_uri, is_same_directory
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.trial.branching import hand
 from statestore.spark.connect import require_driver
 from statestore.spark.driver_files import DriverFiles
 from statestore.spark.failures import reason_of, text_of
+from statestore.spark.old_sink_rows import FILE_SINKS, keep_old, write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
-    from statestore.io.file_io import FileIO
-
-_SELF_DESCRIBING = ("parquet", "orc", "avro")
-_FILE_SINKS = (*_SELF_DESCRIBING, "csv", "json", "text")
-_PARTITION = re.compile(r"/([^/=]+)=[^/]*(?=/)")
-"""Name of a column in the path of a file."""
-_WHOLE = "_SUCCESS"
-"""The file that Spark writes last."""
+_REPLACED = (
+    *("foreach", "foreachBatch", "format", "option", "options", "outputMode", "queryName"),
+    *("trigger", "start", "toTable"),
+)
+"""Methods of a writer that are others while a job runs."""
 _LOCATION = "checkpointlocation"
 _DEFAULT_LOCATION = "spark.sql.streaming.checkpointLocation"
 _SCHEMA_REFUSED = re.compile(r"\[STATE_STORE_\w*SCHEMA\w*[\].]")
@@ -196,7 +189,7 @@ def _repeat_all(
         )
 
     def keep(batch: DataFrame, batch_id: int) -> None:
-        _write(batch, f"{hadoop_uri(repeat.rows)}/{batch_id}")
+        write_rows(batch, f"{hadoop_uri(repeat.rows)}/{batch_id}")
 
     with ExitStack() as stack:
         stack.enter_context(use(DriverFiles(lambda: frame.sparkSession)))
@@ -220,190 +213,11 @@ def _repeat_all(
                     raise _failed(f"batch {batch} was not repeated", repeat)
         if not asked.format:
             asked.format = str(frame.sparkSession.conf.get("spark.sql.sources.default")).lower()
-        is_of_files = asked.format in _FILE_SINKS and asked.options.get("path")
+        is_of_files = asked.format in FILE_SINKS and asked.options.get("path")
         if repeat.old_rows is not None and is_of_files:
-            _keep_old(repeat, frame, asked)
-
-
-def _write(rows: DataFrame, to: str) -> None:
-    # Times as Arrow has them: in the form that is the default those far off do not fit.
-    rows.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-    rows.write.mode("overwrite").parquet(to)
-
-
-def _keep_old(repeat: Repeat, frame: DataFrame, asked: _Asked) -> None:
-    """Write the rows that a file sink has of the batches to where they are compared.
-
-    Of a batch that its log does not tell apart any more there are none.
-    """
-    session = frame.sparkSession.newSession()
-    session.conf.set("spark.sql.caseSensitive", "true")
-    session.conf.set("spark.sql.sources.partitionColumnTypeInference.enabled", "false")
-    zone = "spark.sql.session.timeZone"
-    session.conf.set(zone, str(frame.sparkSession.conf.get(zone)))
-    place = repeat.place(f"{repeat.old_rows}")
-    options = {name: value for name, value in asked.options.items() if name != _LOCATION}
-    path = options.pop("path")
-    found: dict[int, list[str]] = {}
-    with temporary_directory() as fetched:
-        io, directory = place.open(fetched)
-        kept = {
-            int(name)
-            for name in io.list_directories(directory)
-            if any(info.name == _WHOLE for info in io.list(f"{directory}/{name}"))
-        }
-        log = _SinkLog(*place.beside(absolute_uri(path)).open(fetched))
-        for batch in range(repeat.first_version, repeat.version):
-            files = None if batch in kept else log.files_of(batch)
-            if files is not None:
-                found[batch] = files
-    for batch, files in found.items():
-        reader = session.read.format(asked.format).options(**options).option("basePath", path)
-        if not files:
-            rows = session.createDataFrame([], frame.schema)
-        else:
-            top = f"/{posixpath.basename(path.rstrip('/'))}/"
-            below = (f"/{file.rpartition(top)[2]}" for file in files)
-            partitions = {name for file in below for name in _PARTITION.findall(file)}
-            if asked.format in ("csv", "json"):
-                schema = _old_schema(asked, reader, files, frame.schema, partitions)
-                rows = reader.schema(schema).load(files)
-            elif asked.format in _SELF_DESCRIBING:
-                rows = reader.load(files)
-                for field in frame.schema:
-                    if (
-                        field.name in partitions
-                    ):  # Spark has texts for them, in names of directories
-                        rows = rows.withColumn(field.name, rows[field.name].cast(field.dataType))
-            else:
-                rows = reader.schema(frame.schema).load(files)
-        _write(rows, f"{hadoop_uri(f'{repeat.old_rows}')}/{batch}")
-
-
-def _old_schema(
-    asked: _Asked, reader: Any, files: list[str], new: StructType, partitions: set[str]
-) -> StructType:
-    """Return the schema by which text files of the old code are read, to be compared with the new.
-
-    It is the new one, so that values are equal where they are. What only the old has stands there
-    as well; and what the old wrote in another way has the type that is inferred from its text.
-    """
-    from pyspark.sql.types import StructField, StructType
-
-    is_json = asked.format == "json"
-    # In JSON a column that is always null need not be there.
-    inference = {"dropFieldIfAllNull": "true"} if is_json else {"inferSchema": "true"}
-    found = reader.options(**inference).load(files).schema
-    fields = [field for field in found if field.name not in partitions]
-    if is_json:
-        old = _merged(StructType(fields), StructType([f for f in new if f.name not in partitions]))
-    else:
-        names = [field.name for field in new if field.name not in partitions]
-        if asked.options.get("header", "").lower() != "true":
-            fields = [
-                StructField(name, field.dataType)
-                for name, field in zip(
-                    [*names, *(field.name for field in fields[len(names) :])], fields, strict=False
-                )
-            ]
-        known = {field.name: field for field in new}
-        old = StructType(
-            [
-                StructField(field.name, _merged(field.dataType, known[field.name].dataType, "text"))
-                if field.name in known
-                else field
-                for field in fields
-            ]
-        )
-    return StructType([*old, *(field for field in new if field.name in partitions)])
-
-
-def _merged(old: Any, new: Any, never: str = "") -> Any:
-    """Return the type by which a text is read that was written as one type, and now as another.
-
-    Args:
-        old: As it is inferred from the text.
-        new: Of the new code.
-        never: Kind of types of which the text says nothing.
-    """
-    from pyspark.sql.types import ArrayType, StructField, StructType
-
-    if isinstance(old, StructType) and isinstance(new, StructType):
-        known = {field.name: field.dataType for field in old}
-        both = [
-            StructField(field.name, _merged(known[field.name], field.dataType))
-            if field.name in known
-            else field
-            for field in new
-        ]
-        names = {field.name for field in new}
-        return StructType([*both, *(field for field in old if field.name not in names)])
-    if isinstance(old, ArrayType) and isinstance(new, ArrayType):
-        return ArrayType(_merged(old.elementType, new.elementType))
-    kinds = _kind(old), _kind(new)
-    is_otherwise = kinds == ("integer", "fraction") or (kinds[0] != "text" and kinds[1] == "text")
-    return old if is_otherwise and never not in kinds else new
-
-
-def _kind(of: Any) -> str:
-    """Return how values of a type are written in JSON and CSV."""
-    from pyspark.sql import types
-
-    match of:
-        case types.ByteType() | types.ShortType() | types.IntegerType() | types.LongType():
-            return "integer"
-        case types.DecimalType():
-            return "fraction" if of.scale else "integer"
-        case types.FloatType() | types.DoubleType():
-            return "fraction"
-        case types.BooleanType():
-            return "boolean"
-        case types.ArrayType() | types.StructType() | types.MapType():
-            return "nested"
-        case types.VariantType():
-            return "any"
-        case types.UserDefinedType():
-            return _kind(of.sqlType())
-    return "text"
-
-
-class _SinkLog:
-    """The log of Spark's file sink: which files each batch added."""
-
-    def __init__(self, io: FileIO, path: str) -> None:
-        self._io = io
-        self._directory = f"{path}/_spark_metadata"
-
-    def files_of(self, batch: int) -> list[str] | None:
-        """Return the files of a batch, None where the log does not tell them apart."""
-        own = self._added(str(batch))
-        if own is not None:
-            return own
-        up_to = self._added(f"{batch}.compact")
-        if up_to is None:
-            return None
-        before: set[str] = set()
-        for earlier in range(batch - 1, -1, -1):
-            own = self._added(str(earlier))
-            if own is not None:
-                before.update(own)
-                continue
-            all_before = self._added(f"{earlier}.compact")
-            if all_before is None:
-                return None
-            before.update(all_before)
-            break
-        return [file for file in up_to if file not in before]
-
-    def _added(self, name: str) -> list[str] | None:
-        try:
-            lines = read_text(self._io, f"{self._directory}/{name}").splitlines()
-        except NotFoundError:
-            return None
-        entries = [json.loads(line) for line in lines[1:]]
-        return [
-            urllib.parse.unquote(entry["path"]) for entry in entries if entry["action"] == "add"
-        ]
+            batches = range(repeat.first_version, repeat.version)
+            options = {name: of for name, of in asked.options.items() if name != _LOCATION}
+            keep_old(batches, repeat.place(repeat.old_rows), frame, asked.format, options)
 
 
 @contextmanager
@@ -411,22 +225,7 @@ def _starts(take: Callable[[Any, _Asked, Callable[[Any], Any]], None]) -> Iterat
     """Have every start of a query within a block taken by a function, in place of Spark."""
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    before = {
-        name: getattr(DataStreamWriter, name)
-        for name in (
-            *(
-                "foreach",
-                "foreachBatch",
-                "format",
-                "option",
-                "options",
-                "outputMode",
-                "queryName",
-                "trigger",
-            ),
-            *("start", "toTable"),
-        )
-    }
+    before = {name: getattr(DataStreamWriter, name) for name in _REPLACED}
 
     def asked_of(writer: Any) -> _Asked:
         found: _Asked = writer.__dict__.setdefault("_statestore_asked", _Asked())
@@ -554,11 +353,6 @@ def _stop() -> None:
     session = SparkSession.getActiveSession()
     if session is not None:
         session.stop()
-
-
-def request_of(repeat: Repeat) -> str:
-    """Return the text of a request for `main`."""
-    return json.dumps(asdict(repeat))
 
 
 if __name__ == "__main__":
