@@ -1,1 +1,1 @@
-"""For tests, ours and those of users: faults, crashes, models, an engine client."""
+"""For tests of users: keyed functions in plain Python; and made checkpoints, for the demo."""

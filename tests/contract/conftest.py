@@ -16,7 +16,7 @@ from statestore.io.local import LocalFileIO
 from statestore.io.memory import MemoryFileIO
 from statestore.io.s3 import S3FileIO
 from statestore.store.store import Store
-from statestore.testing.engine_process import CheckpointMemory
+from tests.engine_process import CheckpointMemory
 from tests.seams import at
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from statestore import Checkpoint
 from statestore.core.errors import StorageError
 from statestore.io.local import LocalFileIO
-from statestore.testing.fault_io import Fault, FaultFileIO
+from tests.fault_io import Fault, FaultFileIO
 from tests.rescaled import KEYED, MUTATIONS, end_process, listing, make
 from tests.seams import at
 

@@ -11,8 +11,8 @@ import pytest
 
 from statestore import Checkpoint
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
-from statestore.testing.engine_process import EngineProcess
 from statestore.testing.stores import OPERATORS
+from tests.engine_process import EngineProcess
 from tests.shim import RocksDBShim, Shim, changes_in, in_view, rows
 
 

@@ -17,7 +17,7 @@ from statestore.io.checkpoint_memory import SLICE_BYTES, CheckpointMemoryFileIO
 from statestore.io.checkpoint_memory_address import CheckpointMemoryAddress
 from statestore.io.fetch_cache import FetchCache
 from statestore.testing.deltas import write_stream
-from statestore.testing.engine_process import CheckpointMemory
+from tests.engine_process import CheckpointMemory
 
 G = 8
 FAMILIES = [{"id": 0, "name": "default", "key_schema": "{}", "value_schema": "{}"}]

@@ -17,7 +17,7 @@ from statestore.codec.rows import PUT, Row
 from statestore.io.local import LocalFileIO
 from statestore.io.memory import MemoryFileIO
 from statestore.io.s3 import S3FileIO
-from statestore.testing.engine_process import EngineGoneError, EngineProcess
+from tests.engine_process import EngineGoneError, EngineProcess
 from tests.s3_server import WRONG_KEY
 from tests.seaweed import IS_CHOSEN
 from tests.shim import Engine, G, Shim, rows

@@ -18,8 +18,8 @@ from statestore.io.fetch_cache import FetchCache
 from statestore.io.local import LocalFileIO
 from statestore.io.memory import MemoryFileIO
 from statestore.io.s3 import S3FileIO
-from statestore.testing.engine_process import CheckpointMemory, EngineProcess
 from tests.checkpoints import files_below
+from tests.engine_process import CheckpointMemory, EngineProcess
 from tests.seams import at
 
 OPTIONS = StateStoreOptions(min_versions_to_retain=2, orphan_age_ms=0, fsync_enabled=False)

@@ -20,7 +20,7 @@ from statestore.engine import scratch
 from statestore.engine.scratch import ScratchDirectory
 from statestore.io.fetch_cache import FetchCache
 from statestore.io.local import TEMPORARY_PREFIX
-from statestore.testing.engine_process import (
+from tests.engine_process import (
     EngineConnection,
     EngineGoneError,
     EngineProcess,

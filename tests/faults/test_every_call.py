@@ -6,8 +6,8 @@ from statestore.core.errors import StateStoreError, StorageError
 from statestore.core.options import StateStoreOptions
 from statestore.io.local import LocalFileIO
 from statestore.io.memory import MemoryFileIO
-from statestore.testing.crash_io import CrashFileIO
-from statestore.testing.fault_io import Fault, FaultFileIO
+from tests.crash_io import CrashFileIO
+from tests.fault_io import Fault, FaultFileIO
 from tests.seams import at
 from tests.shim import Engine, Shim, rows
 

@@ -18,7 +18,7 @@ from statestore.engine.service import EngineService
 from statestore.io.local import LocalFileIO
 from statestore.io.s3 import S3FileIO
 from statestore.operations.in_use import exclusive_directory
-from statestore.testing.engine_process import EngineGoneError, EngineProcess
+from tests.engine_process import EngineGoneError, EngineProcess
 from tests.shim import Shim, rows
 
 ID = f"{7:032x}"

@@ -9,9 +9,9 @@ from statestore import Checkpoint, Savepoint
 from statestore.core.errors import FencedError, StorageError
 from statestore.io.local import LocalFileIO
 from statestore.testing.checkpoints import QUERY_ID, read_checkpoint
-from statestore.testing.fault_io import Fault, FaultFileIO
 from tests.checkpoints import OPTIONS, make_query, read_rows, restore
 from tests.damaged import make_small
+from tests.fault_io import Fault, FaultFileIO
 from tests.seams import Meanwhile, at
 
 

@@ -35,8 +35,8 @@ from statestore.operations.trial.record import (
 )
 from statestore.operations.trial.replacing import put_back, replace_by_branch
 from statestore.testing.checkpoints import QUERY_ID, read_checkpoint
-from statestore.testing.fault_io import Fault, FaultFileIO
 from tests.checkpoints import files_below
+from tests.fault_io import Fault, FaultFileIO
 from tests.faults.steps import CHANGES, Killer, processes
 from tests.made_trials import tried_with_rows
 from tests.seams import place_of

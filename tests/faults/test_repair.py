@@ -18,9 +18,9 @@ from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.upkeep.repair import repair
 from statestore.operations.upkeep.verify import verify
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
-from statestore.testing.fault_io import Fault, FaultFileIO
 from tests.checkpoints import read_rows
 from tests.damaged import NOW, deltas, flip, make_small, make_with_snapshots, run, without_leases
+from tests.fault_io import Fault, FaultFileIO
 from tests.rescaled import KEYED, end_process, listing, make, newest
 from tests.seams import at, place_of
 

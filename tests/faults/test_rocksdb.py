@@ -30,8 +30,8 @@ from statestore.core.options import StateStoreOptions
 from statestore.engine.session import Session
 from statestore.engine.sessions import MAX_CLOSED_STORES
 from statestore.io.local import LocalFileIO
-from statestore.testing.engine_process import EngineProcess
-from statestore.testing.fault_io import FaultFileIO
+from tests.engine_process import EngineProcess
+from tests.fault_io import FaultFileIO
 from tests.seams import at
 from tests.shim import Engine, G, RocksDBShim, in_view, rows, write_sst
 

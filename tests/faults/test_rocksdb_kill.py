@@ -9,7 +9,7 @@ import pytest
 
 from statestore import Checkpoint
 from statestore.codec.rows import PUT, Row
-from statestore.testing.engine_process import EngineGoneError, EngineProcess
+from tests.engine_process import EngineGoneError, EngineProcess
 from tests.shim import G, RocksDBShim, in_view, rows
 
 

@@ -18,8 +18,8 @@ from statestore.core.options import StateStoreOptions
 from statestore.engine.sessions import MAX_CLOSED_STORES
 from statestore.io.counting import CountingFileIO
 from statestore.io.local import LocalFileIO
-from statestore.testing.engine_process import EngineProcess
-from statestore.testing.fault_io import Fault, FaultFileIO
+from tests.engine_process import EngineProcess
+from tests.fault_io import Fault, FaultFileIO
 from tests.seams import at
 from tests.shim import Engine, G, RocksDBShim, Shim, in_view, rows
 

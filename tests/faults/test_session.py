@@ -23,7 +23,7 @@ from statestore.engine import session
 from statestore.engine.session import Session, snapshot_pool
 from statestore.io.local import LocalFileIO
 from statestore.testing.deltas import new_version, write_stream
-from statestore.testing.fault_io import Fault, FaultFileIO
+from tests.fault_io import Fault, FaultFileIO
 
 G = 8
 OPTIONS = StateStoreOptions(

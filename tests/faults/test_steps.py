@@ -9,8 +9,8 @@ import pytest
 
 from statestore.core.errors import InvalidArgumentError, NotFoundError, StorageError
 from statestore.io.local import LocalFileIO
-from statestore.testing.crash_io import CrashFileIO
-from statestore.testing.fault_io import Fault, FaultFileIO
+from tests.crash_io import CrashFileIO
+from tests.fault_io import Fault, FaultFileIO
 from tests.faults.steps import (
     CHANGES,
     OPERATIONS,

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from statestore.engine.telemetry import Telemetry
-from statestore.testing.engine_process import EngineProcess
+from tests.engine_process import EngineProcess
 from tests.otlp_collector import attributes_of, named_by_docs, running
 from tests.shim import RocksDBShim, Shim, rows
 

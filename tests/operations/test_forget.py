@@ -32,9 +32,9 @@ from statestore.io.file_io import FileInfo
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
-from statestore.testing.fault_io import Fault, FaultFileIO
 from statestore.testing.stores import schema_of, unsafe_row
 from tests.checkpoints import WordStore, files_below, write_checkpoint
+from tests.fault_io import Fault, FaultFileIO
 from tests.seams import at, place_of
 
 from .test_edit_in_place import KEYS, make

@@ -25,8 +25,8 @@ from statestore.operations.in_use import (
     require_not_in_use,
     same_batches,
 )
-from statestore.testing.fault_io import Fault, FaultFileIO
 from tests.checkpoints import files_below, write_checkpoint
+from tests.fault_io import Fault, FaultFileIO
 from tests.seams import place_of
 
 INTERVAL_MS = 10_000

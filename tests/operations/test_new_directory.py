@@ -25,8 +25,8 @@ from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.metadata_file import mark_unfinished, metadata_fields
 from statestore.operations.new_directory import begin_directory
 from statestore.operations.savepoint.savepoint import open_savepoint
-from statestore.testing.fault_io import Fault, FaultFileIO
 from tests.checkpoints import OPTIONS, files_below, make_query, read_rows, restore
+from tests.fault_io import Fault, FaultFileIO
 from tests.seams import at, place_of
 
 

@@ -16,8 +16,8 @@ from statestore.core.ids import RandomIds
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.committed_version import find_version
-from statestore.testing.fault_io import Fault, FaultFileIO
 from tests.checkpoints import AGGREGATION, JOIN, OPTIONS, query_of, read_rows
+from tests.fault_io import Fault, FaultFileIO
 from tests.seams import at, place_of
 
 KEEP_ONE = replace(OPTIONS, min_versions_to_retain=1)

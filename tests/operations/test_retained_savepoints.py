@@ -24,9 +24,9 @@ from statestore.core.errors import (
 from statestore.core.options import StateStoreOptions
 from statestore.io.memory import MemoryFileIO
 from statestore.operations.metadata_file import metadata_fields
-from statestore.testing.fault_io import Fault, FaultFileIO
 from tests.cases_of_ci import IS_LONG
 from tests.checkpoints import OPTIONS, files_below, make_query, query_of, read_rows, restore
+from tests.fault_io import Fault, FaultFileIO
 from tests.seams import Meanwhile, at
 
 HOUR_MS = 3_600_000

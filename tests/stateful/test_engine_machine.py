@@ -15,8 +15,8 @@ from statestore.codec.merge import merge_rows
 from statestore.codec.rows import DELETE, MERGE, PUT, Row
 from statestore.codec.state_file import StateFile
 from statestore.testing.deltas import write_stream
-from statestore.testing.engine_process import EngineGoneError, EngineProcess
-from statestore.testing.models import StoreModel, keys, values
+from tests.engine_process import EngineGoneError, EngineProcess
+from tests.models import StoreModel, keys, values
 from tests.shim import G, write_sst
 from tests.stateful.histories import case_of
 

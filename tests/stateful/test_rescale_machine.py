@@ -30,8 +30,8 @@ from statestore.core.errors import StorageError
 from statestore.engine.service import EngineService
 from statestore.io.local import LocalFileIO
 from statestore.testing.deltas import write_stream
-from statestore.testing.fault_io import Fault, FaultFileIO
-from statestore.testing.models import keys, values
+from tests.fault_io import Fault, FaultFileIO
+from tests.models import keys, values
 from tests.stateful.histories import case_of
 
 G = 24

@@ -14,8 +14,8 @@ from statestore.core.errors import InvalidArgumentError, StorageError
 from statestore.core.options import StateStoreOptions
 from statestore.io.local import LocalFileIO
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
-from statestore.testing.fault_io import Fault, FaultFileIO
 from statestore.testing.stores import OPERATORS
+from tests.fault_io import Fault, FaultFileIO
 from tests.seams import at
 
 MUTATIONS = ("write", "publish", "delete")

@@ -15,8 +15,8 @@ from statestore.checkpoint.trailers import read_delta_trailer, read_trailer
 from statestore.core.errors import StorageError
 from statestore.core.options import StateStoreOptions
 from statestore.io.local import LocalFileIO
-from statestore.testing.fault_io import Fault, FaultFileIO
-from statestore.testing.models import StoreModel, keys, values
+from tests.fault_io import Fault, FaultFileIO
+from tests.models import StoreModel, keys, values
 from tests.seams import at
 
 NUM_RETAINED = 3

@@ -16,7 +16,7 @@ from statestore.codec.state_file import StateFile, describe_stream
 from statestore.codec.trailer import RowCounts, Trailer
 from statestore.core.key_groups import KeyGroupSet, rank
 from statestore.testing.deltas import write_stream
-from statestore.testing.models import keys, values
+from tests.models import keys, values
 
 G = 12
 

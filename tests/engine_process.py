@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 TOKEN = "5ec2e7" * 11
-_PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
+_PACKAGE_ROOT = str(Path(__file__).resolve().parents[1])
 
 
 class EngineProcess(client.EngineProcess):
