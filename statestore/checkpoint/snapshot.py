@@ -136,7 +136,8 @@ def publish_summary(
         What is there now: this one, or another engine's, which may be made of other files.
 
     Raises:
-        FencedError, IncompatibleError: Another file is there that cannot be read.
+        FencedError, IncompatibleError: Another engine's file is there, and cannot be read, or came
+            while it was looked at.
         StorageError: The storage failed.
     """
     size = trailer.body_length + len(append_trailer(local_path, trailer))
@@ -215,7 +216,7 @@ class SnapshotWriter:
         Raises:
             CorruptionError: A file of the version is damaged.
             InternalError: The merged rows are not as many as the version says.
-            StorageError: The storage failed.
+            FencedError, IncompatibleError, StorageError: As `publish_summary`.
         """
         head = restored.head.trailer
         name = self.location.summary_name("snapshot", head.version, head.checkpoint_id)
