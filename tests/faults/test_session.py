@@ -323,8 +323,8 @@ def test_change_feed_has_one_delta_a_version(bench):
 
     _, files = bench.session.versions.changes(2, 7, None)
 
-    assert [version for version, _ in files] == [2, 3, 4, 5, 6, 7]
-    assert all(file.trailer.kind == "delta" for _, file in files)
+    assert [file.trailer.version for file in files] == [2, 3, 4, 5, 6, 7]
+    assert all(file.trailer.kind == "delta" for file in files)
 
 
 def test_restore_from_an_exact_snapshot(bench):
