@@ -6,8 +6,8 @@ import scala.jdk.CollectionConverters._
 
 /**
  * The provider instances of this JVM that may hold rows of a query's store, one for each store.
- * Spark closes those of a run that has ended with its next maintenance only, and a restart makes new
- * ones: without this each restart would take the memory of all rows once more.
+ * Spark closes those of a run that has ended with its next maintenance only, and a restart makes
+ * new ones: without this each restart would take the memory of all rows once more.
  */
 private[provider] object ViewHolders {
   private val holders = new ConcurrentHashMap[String, ViewStateStoreProvider]()
