@@ -86,6 +86,7 @@ class EngineService:
             "same": self._same,
             "maintain": self._maintain,
             "changes": self._changes,
+            "distrust": self._distrust,
             "close": self._close,
             "lease": self._lease,
             "progress": self._progress,
@@ -334,6 +335,10 @@ class EngineService:
                 for file in files
             ],
         }
+
+    def _distrust(self, request: Request) -> Reply:
+        self._sessions.of(request).distrust()
+        return {}
 
     def _close(self, request: Request) -> Reply:
         self._sessions.close(request)

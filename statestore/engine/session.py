@@ -202,6 +202,11 @@ class Session:
                     flight.add_done_callback(_log_failure)
         return self._clean_up(head, options, wait_s) if cleanup else Cleanup()
 
+    def distrust(self) -> None:
+        """Remove what the local disk has of the store; the next call builds it anew."""
+        with self._turn:
+            self.versions.forget_local()
+
     def close(self) -> None:
         """Release memory; a later call opens the store again.
 

@@ -246,7 +246,10 @@ def damage_blocks(scratch):
 
 
 def test_damaged_local_block_is_not_taken_for_the_end_of_the_rows(tmp_path):
-    """Catches rows left out of a version, or of what is read, behind a block of a bad disk."""
+    """Catches rows left out of a version, or of what is read, behind a block of a bad disk.
+
+    Also a disk that stays in the way: what is on it is removed, and built anew.
+    """
     many = [Row(n % G, 0, PUT, b"k%08d" % n, os.urandom(200)) for n in range(5000)]
     shim = RocksDBShim(tmp_path, rocksdb_incremental=False)
     with EngineProcess(shim.scratch) as engine:
@@ -254,10 +257,16 @@ def test_damaged_local_block_is_not_taken_for_the_end_of_the_rows(tmp_path):
         view = shim.view(engine)["view"]
         damage_blocks(shim.scratch)
 
-        with pytest.raises(AssertionError, match=r"\[storage\].*block checksum mismatch"):
-            engine.call("commit", **shim.request(rows(1)))
         for read in (View(view).count, lambda: list(View(view).scan(0, b""))):
             with pytest.raises(StorageError, match="block checksum mismatch"):
                 read()
         with pytest.raises(StorageError, match="block checksum mismatch"):
             list(View(view).batches())
+        engine.call("distrust", store=shim.store, backend=shim.backend, options=shim.options)
+        assert len(in_view(engine.call("load", **shim.load()))) == len(many)
+
+        damage_blocks(shim.scratch)
+        with pytest.raises(AssertionError, match=r"\[storage\].*block checksum mismatch"):
+            engine.call("commit", **shim.request(rows(1)))
+        shim.commit(engine, rows(1))
+        assert len(in_view(shim.view(engine))) == len(many) + 1

@@ -212,6 +212,34 @@ def test_resources_stay_bounded_when_many_batches_read(make_lane: MakeLane, spar
     assert min(opened[-5:]) <= max(opened[5:10]) + 2 * NUM_PARTITIONS
 
 
+@pytest.mark.ours
+def test_query_goes_on_when_its_local_disk_is_damaged(
+    make_lane: MakeLane, application_root: Path
+) -> None:
+    """Catches a query that fails with each start until its JVM ends, though no file is damaged."""
+    no_cache = {f"{STATE_STORE}.rocksdb.rowCacheBytes": "0"}
+    lanes = [make_lane(AGGREGATION, HDFS), make_lane(AGGREGATION, ROCKSDB_BACKEND, conf=no_cache)]
+    *first, then = [batch for run in AGGREGATION.plan for batch in run][:3]
+    for lane in lanes:
+        lane.run(*first)
+    tables = [
+        table
+        for directory in scratch_directories(application_root)
+        for table in directory.rglob("*.sst")
+    ]
+    for table in tables:
+        with table.open("r+b") as file:
+            file.write(bytes(64))
+    assert tables
+
+    for lane in lanes:
+        lane.run(then)
+
+    told = (application_root / "spark.log").read_text()
+    assert "the state on the local disk is damaged, and built anew" in told
+    assert lanes[0].batches == lanes[1].batches
+
+
 @pytest.mark.needs("commit-reports")
 @pytest.mark.parametrize("query", [AGGREGATION, JOIN], ids=lambda query: query.name)
 def test_commits_are_validated_by_default(make_lane: MakeLane, query: Any) -> None:

@@ -126,9 +126,9 @@ class LocalDatabase:
         """Return the encoded value of an encoded key at the database's version.
 
         Raises:
-            StorageError: The local disk failed.
+            StorageError: The local disk failed; everything is removed.
         """
-        with local_errors("read the local database", str(self.directory)):
+        with self._forgotten_on_error():
             value: bytes | None = self._current().get(key)
         return value
 
@@ -136,9 +136,9 @@ class LocalDatabase:
         """Yield every encoded row in key order, at the database's version.
 
         Raises:
-            StorageError: The local disk failed.
+            StorageError: The local disk failed; everything is removed.
         """
-        with local_errors("read the local database", str(self.directory)):
+        with self._forgotten_on_error():
             yield from all_rows(self._current())
 
     def go_to(self, version: VersionRef | None) -> None:
@@ -240,6 +240,16 @@ class LocalDatabase:
         self.close()
         self._views.clear()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    @contextmanager
+    def _forgotten_on_error(self) -> Iterator[None]:
+        """Remove everything where a read fails: views share the damaged file."""
+        try:
+            with local_errors("read the local database", str(self.directory)):
+                yield
+        except StorageError:
+            self.forget()
+            raise
 
     @contextmanager
     def _closed_on_error(self, action: str) -> Iterator[None]:

@@ -6,6 +6,7 @@ import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.{Background, EngineUnavailableException, Resources, ShimErrors, ShimOptions}
 import io.statestore.engine.QueryRuns
+import io.statestore.rocksdb.DamagedViewException
 import io.statestore.view.{ColumnFamily, WorkingView, ViewAdvance}
 import org.apache.hadoop.conf.Configuration
 import org.apache.spark.internal.Logging
@@ -246,6 +247,7 @@ abstract class ViewStateStoreProvider(backend: String)
    * own.
    */
   private[statestore] def release(view: WorkingView, advance: Option[ViewAdvance]): Unit = {
+    val isDamaged = view.isDamaged // of a view that is not closed
     lock.synchronized {
       view.release()
       if (lastRead != null && !lastRead.isOpen) lastRead = null
@@ -259,10 +261,20 @@ abstract class ViewStateStoreProvider(backend: String)
         }
       }
       dropIfLeft()
+      if (view.isUnfit) forget(view)
     }
+    if (isDamaged) distrust()
     // A task that outlives its provider may have had the engine open the store again.
     if (closed) closeInEngine()
   }
+
+  /** Has the engine build anew what the local disk has of the store. */
+  private def distrust(): Unit =
+    try {
+      logWarning(s"the state on the local disk is damaged, and built anew: $toString")
+      context.call(context.request("distrust"))
+      ()
+    } catch { case NonFatal(e) => logWarning(s"it was not removed: $toString", e) }
 
   /** Brings the view to the version that was committed on it. */
   private def settle(): Unit = if (pending != null) {
@@ -373,6 +385,7 @@ abstract class ViewStateStoreProvider(backend: String)
     catch {
       case NonFatal(e) =>
         logWarning(s"state store was not loaded: store=${context.directory}, version=$version", e)
+        if (e.isInstanceOf[DamagedViewException]) distrust()
         throw ShimErrors.cannotLoad(backend, context.storeId, e)
     }
 

@@ -27,6 +27,9 @@ private[rocksdb] final class OpenView(reader: VersionReader, partition: Int, fil
   /** How often cursors ended; a cursor that was open then has not shown all rows. */
   def timesEnded: Int = numEnds
 
+  /** Whether a read of RocksDB has failed. */
+  def isDamaged: Boolean = reader != null && reader.isDamaged
+
   def heapBytes: Long = recent.heapBytes
 
   /**

@@ -24,6 +24,7 @@ import org.apache.spark.unsafe.Platform
  *    and the next reader goes to 4. Where the batch has read RocksDB, 4 is asked at once, between
  *    batches: the next batch is likely to read it, too;
  *  - `rollBack` closes all three: 1 and 2 do not keep the rows that a commit replaced.
+ * Where 3 or 4 fails the view is given up: it may be damaged, or no longer the version.
  *
  * Tasks read beside each other, one at a time (`synchronized`). No task has a handle while
  * `advance` and `rollBack` run, so no row that was shown is overwritten in 1. `idle` may run beside
@@ -56,11 +57,20 @@ private[statestore] final class RocksDBView(
   private val settings = ReaderSettings.of(blockCacheBytes)
   // Shows this version; null where the engine is to be asked.
   @volatile private var opened: OpenView = openAt(path, filter)
+  @volatile private var refused = false // by 4
+  @volatile private var unopened = false // what 4 has named
   private var before: Before = _ // the version before
   private val byName = mutable.LinkedHashMap.empty[String, Family]
   stored.foreach(add)
 
   override def version: ViewVersion = current
+
+  override def isDamaged: Boolean = {
+    val view = opened
+    unopened || (view != null && view.isDamaged)
+  }
+
+  override def isUnfit: Boolean = refused || isDamaged
 
   override def previous: ViewVersion = if (before == null) null else before.version
 
@@ -143,8 +153,12 @@ private[statestore] final class RocksDBView(
 
   private def openView(): OpenView = {
     if (opened == null) {
+      refused = true
       val (directory, filterNow) = viewOf(current)
+      refused = false
+      unopened = true
       opened = openAt(directory, filterNow)
+      unopened = false
     }
     opened
   }

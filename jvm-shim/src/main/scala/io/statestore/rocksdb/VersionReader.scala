@@ -5,7 +5,7 @@ import java.nio.ByteBuffer
 import scala.collection.mutable
 
 import org.rocksdb.{BlockBasedTableConfig, BloomFilter, LRUCache, Options, ReadOptions}
-import org.rocksdb.{RocksDB, RocksIterator}
+import org.rocksdb.{RocksDB, RocksDBException, RocksIterator}
 
 /**
  * A version of a store in RocksDB, opened read-only from the directory the engine names. The engine
@@ -13,14 +13,18 @@ import org.rocksdb.{RocksDB, RocksIterator}
  * iterators end and `get` is refused, since RocksDB's memory is gone.
  */
 private[rocksdb] final class VersionReader(path: String, settings: ReaderSettings) {
-  private val database = RocksDB.openReadOnly(settings.options, path)
+  private val database = reading(RocksDB.openReadOnly(settings.options, path))
   private val iterators = mutable.HashSet.empty[RowIterator]
   private var closed = false
+  @volatile private var damaged = false
+
+  /** Whether a read has failed. */
+  def isDamaged: Boolean = damaged
 
   /** The value of a key, null when it is not there. */
   def get(key: Array[Byte]): Array[Byte] = synchronized {
     checkOpen()
-    database.get(settings.reads, key)
+    reading(database.get(settings.reads, key))
   }
 
   /** The rows from a key on. Ends by itself at the last row, else with `closeIterators`. */
@@ -56,7 +60,7 @@ private[rocksdb] final class VersionReader(path: String, settings: ReaderSetting
         }
         iterator.next()
       }
-      iterator.status() // raises what made it invalid
+      reading(iterator.status()) // raises what made it invalid
       NumRows(rows, internalRows)
     } finally iterator.close()
   }
@@ -68,6 +72,14 @@ private[rocksdb] final class VersionReader(path: String, settings: ReaderSetting
     if (!closed) database.close()
     closed = true
   }
+
+  private def reading[T](body: => T): T =
+    try body
+    catch {
+      case e: RocksDBException =>
+        damaged = true
+        throw new DamagedViewException(path, e)
+    }
 
   private def checkOpen(): Unit =
     if (closed) throw new IllegalStateException(s"version is closed: path=$path")
@@ -84,7 +96,7 @@ private[rocksdb] final class VersionReader(path: String, settings: ReaderSetting
         if (started) rows.next() else rows.seek(from)
         started = true
         if (!rows.isValid) {
-          rows.status() // raises what made it invalid
+          reading(rows.status()) // raises what made it invalid
           close()
         } else {
           currentKey = rows.key()
@@ -105,6 +117,13 @@ private[rocksdb] final class VersionReader(path: String, settings: ReaderSetting
     }
   }
 }
+
+/** RocksDB cannot read a version on the local disk; its durable files may be whole. */
+private[statestore] final class DamagedViewException(path: String, cause: RocksDBException)
+    extends IllegalStateException(
+      s"the state on the local disk cannot be read: directory=$path error=${cause.getMessage}. " +
+        "To fix: let the batch run again, it is built anew from the checkpoint",
+      cause)
 
 /** How this JVM reads RocksDB: one block cache for all stores. Never closed. */
 private[rocksdb] final class ReaderSettings private (blockCacheBytes: Long) {

@@ -34,6 +34,12 @@ private[statestore] trait WorkingView {
     if (handles == 0) close()
   }
 
+  /** Whether what it shows can no longer be read: it is to be loaded again. */
+  def isUnfit: Boolean = false
+
+  /** Whether it is so because the local disk is damaged. */
+  def isDamaged: Boolean = false
+
   /** The last handle is gone. */
   protected def idle(): Unit = ()
 
