@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tempfile
 from hashlib import sha256
@@ -243,6 +244,19 @@ def test_list_longer_than_the_budget_is_spilled_as_it_grows(classes: Path) -> No
     assert payload > 19 * budget
     assert most <= 3 * budget, shown
     assert scratch <= 60, shown
+
+
+@pytest.mark.timeout(240)
+def test_memory_that_was_freed_is_there_again_whatever_its_sizes(
+    classes: Path, pytestconfig: pytest.Config
+) -> None:
+    """Catches rows that are refused because what was freed is in pieces of another size."""
+    seed = int(pytestconfig.getoption("randomly_seed", default=1)) % 1_000_000
+    counts, refusal = run_java(classes, "view.OffHeapMemoryCheck", str(seed), "100").splitlines()
+
+    assert re.fullmatch(r"refused=0 waited=[1-9]\d*", counts)
+    assert "NoMemoryException: [state-too-large]" in refusal
+    assert "room=65536" in refusal
 
 
 @pytest.mark.timeout(240)
