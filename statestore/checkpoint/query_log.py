@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from statestore.io.file_io import FileIO
 
 NUM_PARTITIONS_KEY = "spark.sql.shuffle.partitions"
+ENCODING_KEY = "spark.sql.streaming.stateStore.encodingFormat"
 STRICT_DISTRIBUTION_KEY = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 JOIN_FORMAT_KEY = "spark.sql.streaming.join.stateFormatVersion"
 NO_OFFSET = "-"
@@ -166,6 +167,16 @@ class QueryLog:
         delete_file(self.io, self.path(batch))
 
 
+def is_avro(conf: Mapping[str, str]) -> bool:
+    """Return whether rows of state variables are encoded in Avro."""
+    return conf.get(ENCODING_KEY, "").lower() == "avro"
+
+
+def is_on(conf: Mapping[str, str], key: str) -> bool:
+    """Return whether a boolean setting that is off by default is on, read as Spark reads texts."""
+    return conf.get(key, "false").strip().lower() == "true"
+
+
 @dataclass(frozen=True, slots=True)
 class OffsetsEntry:
     """An entry of the offset log: input and configuration of a batch.
@@ -201,7 +212,7 @@ class OffsetsEntry:
 
     @property
     def conf(self) -> Mapping[str, str]:
-        """The configuration that a restart takes from here."""
+        """The configuration that a restart takes from here: texts as the user wrote them."""
         found: Mapping[str, str] = self.metadata["conf"]
         return found
 

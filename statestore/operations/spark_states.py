@@ -9,7 +9,13 @@ from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import store_directory
-from statestore.checkpoint.query_log import STRICT_DISTRIBUTION_KEY, read_bytes
+from statestore.checkpoint.query_log import (
+    ENCODING_KEY,
+    STRICT_DISTRIBUTION_KEY,
+    is_avro,
+    is_on,
+    read_bytes,
+)
 from statestore.codec.joined_trailers import join_schemas
 from statestore.codec.partition_key import partition_key_columns
 from statestore.codec.references import StoreName
@@ -32,10 +38,8 @@ if TYPE_CHECKING:
 
 _STATE_STORE = "spark.sql.streaming.stateStore"
 _CODEC = f"{_STATE_STORE}.compression.codec"
-_ENCODING = f"{_STATE_STORE}.encodingFormat"
 _CHECKSUMS = f"{_STATE_STORE}.rowChecksum.enabled"
 _MERGE_OPERATOR = f"{_STATE_STORE}.rocksdb.mergeOperatorVersion"
-_AVRO = "avro"
 _BATCH = re.compile(r"(\d+)_[^/]*")
 
 
@@ -65,12 +69,12 @@ def find_versions(
         StorageError: The storage failed.
     """
     conf = checkpoint.offsets_entry(version - 1).conf
-    encoding = conf.get(_ENCODING, "unsaferow")
-    if encoding not in ("unsaferow", _AVRO):
+    encoding = conf.get(ENCODING_KEY, "unsaferow")
+    if encoding.lower() != "unsaferow" and not is_avro(conf):
         raise IncompatibleError(
             "rows are encoded in a way that cannot be read",
             checkpoint=checkpoint.uri,
-            key=_ENCODING,
+            key=ENCODING_KEY,
             found=encoding,
             expected="unsaferow or avro",
             to_fix="use a later release of statestore, or Spark's state reader",
@@ -133,7 +137,7 @@ class _Finder:
         form = RowForm(
             files.is_rocksdb,
             self.operator.has_families,
-            self.conf.get(_CHECKSUMS) == "true",
+            is_on(self.conf, _CHECKSUMS),
             b"" if self.conf.get(_MERGE_OPERATOR, "1") == "2" else b",",
         )
         if self.operator.has_families:
@@ -160,8 +164,7 @@ class _Finder:
             files = [name for name in self.store.schema_files if self._is_of_before(name)]
             paths = [f"{of_operator}/{name}" for name in files or self.store.schema_files[:1]]
         found = self._read(paths[-1])
-        is_avro = self.operator.has_families and self.conf.get(_ENCODING) == _AVRO
-        if is_avro:
+        if self.operator.has_families and is_avro(self.conf):
             of_before = [family for path in paths[:-1] for family in self._read(path)]
             found = tuple(
                 reduce(
@@ -235,7 +238,7 @@ def state_of(checkpoint: OpenCheckpoint, version: int, found: SparkVersion) -> S
         store=files.store,
         num_partitions=checkpoint.num_partitions_at(version),
         max_parallelism=found.max_parallelism,
-        rescalable=conf.get(STRICT_DISTRIBUTION_KEY) != "false",
+        rescalable=is_on(conf, STRICT_DISTRIBUTION_KEY),
         num_keys=num_keys,
         most_rows=max(1, num_keys or 0),
         column_families=found.families,

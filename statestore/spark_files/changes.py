@@ -15,15 +15,16 @@ class Changes:
         delimiter: Bytes between merged values.
 
     Attributes:
+        delimiter: Bytes between merged values, none of which is empty.
         of_keys: Value by key; of a merged key the values that are added to the one before.
         merged: Keys whose value before is not among the records.
         num_bytes: Bytes of memory that the records took, about.
     """
 
     def __init__(self, delimiter: bytes) -> None:
-        self._delimiter = delimiter
+        self.delimiter = delimiter
         # No object that Python's collector would look through, again and again, for each key.
-        self.of_keys: dict[bytes, bytes | None] = {}
+        self.of_keys: dict[bytes, bytes | bytearray | None] = {}
         self.merged: set[bytes] = set()
         self.num_bytes = 0
 
@@ -35,11 +36,13 @@ class Changes:
             of_keys[key] = value
             merged.discard(key)
         elif key in of_keys:
-            of_keys[key] = self.join(of_keys[key], value or b"")
+            before = of_keys[key]
+            # A list that many values are added to is not copied for each of them.
+            if not isinstance(before, bytearray):
+                of_keys[key] = before = bytearray(before or b"")
+            if before:
+                before += self.delimiter
+            before += value or b""
         else:
             of_keys[key] = value
             merged.add(key)
-
-    def join(self, first: bytes | None, second: bytes) -> bytes:
-        """Return a value that another one is merged to. Those that are merged are never empty."""
-        return first + self._delimiter + second if first else second

@@ -147,7 +147,11 @@ class SparkVersion:
         with TemporaryDirectory(prefix="spark-", dir=scratch_directory) as directory:
             runs: list[LocalRun] = []
             for changes in self._pieces(self.chain.paths):
-                put = [(key, value) for key, value in changes.of_keys.items() if value is not None]
+                put = [
+                    (key, bytes(value))
+                    for key, value in changes.of_keys.items()
+                    if value is not None
+                ]
                 gone = [key for key, value in changes.of_keys.items() if value is None]
                 batches = [
                     self._batch(rows, family, op)

@@ -244,7 +244,8 @@ def _write(database: Rdict, changes: Changes) -> None:
         if value is None:
             batch.delete(key)
         else:
-            batch.put(key, changes.join(before[key], value) if key in before else value)
+            first = before.get(key)
+            batch.put(key, changes.delimiter.join((first, value)) if first else bytes(value))
     options = WriteOptions()
     setattr(options, "disable_wal", True)  # noqa: B010 (a method by the package's types)
     database.write(batch, options)

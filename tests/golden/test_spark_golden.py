@@ -353,12 +353,16 @@ def test_files_that_are_cut_off_or_gone_are_named(copy, name, pattern):
         assert any(file.name in one.problem for one in found), found
 
 
-def test_other_checksums_of_a_row_are_an_error(copy):
-    """Catches row checksums that are cut off and not compared: here there are none."""
+@pytest.mark.parametrize("spelled", ["true", "True", " TRUE "])
+def test_other_checksums_of_a_row_are_an_error(copy, spelled):
+    """Catches row checksums that are cut off and not compared: here there are none.
+
+    Also a setting that is on for Spark, in the user's own spelling, and off here.
+    """
     path = copy("hdfs")
     for entry in (path / "offsets").iterdir():
         text = entry.read_text(errors="replace")
-        off, on = (f'rowChecksum.enabled":"{value}"' for value in ("false", "true"))
+        off, on = (f'rowChecksum.enabled":"{value}"' for value in ("false", spelled))
         if off in text:
             entry.write_text(text.replace(off, on))
 
@@ -380,13 +384,36 @@ def test_other_checksums_of_a_row_are_an_error(copy):
 def test_what_cannot_be_read_is_said_by_name(copy, old, new, error):
     """Catches files read by a codec or an encoding that they are not of."""
     path = copy("hdfs")
+    changed(path, old, new)
+
+    with pytest.raises(error):
+        Checkpoint(path).rows().read()
+
+
+def changed(path, old, new):
+    """Change the conf that a checkpoint pins."""
     for entry in (path / "offsets").glob("[0-9]*"):
         text = entry.read_text()
         assert old in text
         entry.write_text(text.replace(old, new))
 
-    with pytest.raises(error):
-        Checkpoint(path).rows().read()
+
+def test_encoding_is_known_however_it_is_spelled(copy):
+    """Catches a state that Spark reads, and that is refused here for a capital letter."""
+    path = copy("hdfs")
+    before = read_all(path)
+    changed(path, 'encodingFormat":"unsaferow', 'encodingFormat":"UnsafeRow')
+
+    assert read_all(path) == before
+
+
+def test_rows_are_not_looked_up_by_key_where_nothing_pins_where_they_are(copy):
+    """Catches rows that are left out: before Spark 3.3 they did not follow their keys alone."""
+    path = copy("hdfs")
+    assert all(store.rescalable for store in Checkpoint(path).inspect())
+    changed(path, "useStrictDistribution", "useStrictDistributionNot")
+
+    assert not all(store.rescalable for store in Checkpoint(path).inspect())
 
 
 def test_missing_schema_is_named(copy):

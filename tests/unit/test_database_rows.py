@@ -81,3 +81,13 @@ def test_changes_are_made_one_after_the_other(tmp_path, seed):
         found = [row for piece in database.pieces(b"") for row in piece]
 
     assert found == sorted(rows.items())
+
+
+@pytest.mark.timeout(60)
+def test_values_are_merged_to_a_long_list_one_by_one():
+    """Catches a list that is copied whole for each value: hours where one key has 64 MiB."""
+    changes = Changes(DELIMITER)
+    for _ in range(50_000):
+        changes.add(MERGE, b"k", bytes(1000))
+
+    assert len(changes.of_keys[b"k"]) == 50_000 * 1000 + 49_999 * len(DELIMITER)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from statestore.checkpoint import rescaling
-from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, STRICT_DISTRIBUTION_KEY
+from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, STRICT_DISTRIBUTION_KEY, is_on
 from statestore.codec.joined_trailers import add_counts
 from statestore.codec.partition_key import is_single
 from statestore.codec.references import StoreName
@@ -306,7 +306,7 @@ def check_rescalable(checkpoint: OpenCheckpoint) -> None:
         NotFoundError: An operator has state and no metadata.
         InvalidArgumentError: The query has no stateful operator.
     """
-    if checkpoint.conf.get(STRICT_DISTRIBUTION_KEY, "false").lower() != "true":
+    if not is_on(checkpoint.conf, STRICT_DISTRIBUTION_KEY):
         raise IncompatibleError(
             "state partitions of this query do not follow the key alone",
             kind="not-rescalable",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.commit import NewVersion
-from statestore.checkpoint.query_log import NO_OFFSET, CommitEntry, read_bytes
+from statestore.checkpoint.query_log import NO_OFFSET, CommitEntry, is_avro, read_bytes
 from statestore.codec.column_family import DEFAULT_FAMILY, NO_DEFAULT, ColumnFamily
 from statestore.codec.partition_key import partition_key_columns
 from statestore.codec.trailer import RowCounts
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from statestore.operations.checkpoint import OpenCheckpoint
 
 _BATCH = 0
-_ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +147,6 @@ def _families(
         prefix = store.num_prefix_columns or None
         encoder = "no-prefix" if prefix is None else "prefix"
         return (replace(found[0], encoder=encoder, num_prefix_columns=prefix, value_schemas={}),)
-    is_avro = checkpoint.conf.get(_ENCODING) == "avro"
     named = (family for family in found if family.name != DEFAULT_FAMILY)
     return (
         NO_DEFAULT,
@@ -158,7 +156,7 @@ def _families(
                 id=number,
                 internal=family.name in operator.indexes or family.name.startswith("$"),
                 multi_values=family.name in operator.lists,
-                value_schemas=family.value_schemas if is_avro else {},
+                value_schemas=family.value_schemas if is_avro(checkpoint.conf) else {},
             )
             for number, family in enumerate(named, 1)
         ),
