@@ -23,7 +23,10 @@ final class EnginePool private[engine] (settings: EngineSettings) {
     ScratchDirectory.create(StateStoreInternals.localDirectories(StateStoreInternals.sparkConf))
 
   /** Laid out anew for each start: the machine may have cleaned its temporary files since. */
-  private[this] def launch = EngineLaunch.prepare(settings.enginePackage, scratch.path)
+  private[this] def launch = {
+    scratch.requirePresent()
+    EngineLaunch.prepare(settings.enginePackage, scratch.path)
+  }
 
   private[this] val files = new FileServer
 

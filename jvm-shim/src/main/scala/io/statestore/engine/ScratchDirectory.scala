@@ -24,6 +24,17 @@ private[engine] final class ScratchDirectory private (val path: File, lock: File
   /** A path that no other file of this directory has. The file does not exist. */
   def newFile(prefix: String): File = new File(path, s"$prefix-${counter.incrementAndGet()}")
 
+  /**
+   * Check that nobody has removed the directory, which nothing but `create` may make.
+   *
+   * @throws EngineUnavailableException it is gone
+   */
+  def requirePresent(): Unit = if (!path.isDirectory) {
+    throw new io.statestore.EngineUnavailableException(
+      s"the directory of the engines is gone: directory=$path. To fix: set spark.local.dir to a " +
+        "directory that nothing cleans while the application runs, and start it again")
+  }
+
   /** Remove the directory with all that is in it. Never raises; can be called again. */
   def remove(): Unit = {
     ScratchDirectory.deleteTree(path.toPath)

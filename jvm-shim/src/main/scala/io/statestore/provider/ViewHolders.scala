@@ -1,6 +1,7 @@
 package io.statestore.provider
 
-import java.util.concurrent.ConcurrentHashMap
+import java.util.concurrent.{CompletableFuture, ConcurrentHashMap}
+import java.util.concurrent.{TimeoutException, TimeUnit}
 
 import scala.jdk.CollectionConverters._
 
@@ -12,10 +13,16 @@ import scala.jdk.CollectionConverters._
 private[provider] object ViewHolders {
   private val holders = new ConcurrentHashMap[String, ViewStateStoreProvider]()
 
+  /** One that is loading for a task of the old run lets go when that task has ended. */
+  private val MostWaitS = 1L
+
   /** The instance is about to open a store of a query; another one of the store lets go. */
   def hold(store: String, holder: ViewStateStoreProvider): Unit = {
     val before = holders.put(store, holder)
-    if (before != null && (before ne holder)) before.letGo()
+    if (before != null && (before ne holder)) {
+      try letGo(before).get(MostWaitS, TimeUnit.SECONDS)
+      catch { case _: TimeoutException => () }
+    }
   }
 
   /** The instance is closed, and holds nothing. */
@@ -24,11 +31,12 @@ private[provider] object ViewHolders {
     ()
   }
 
-  /** A run has ended: its instances let go, on other threads, since one may be loading. */
+  /** A run has ended: its instances let go. */
   def ended(run: String): Unit =
     holders.asScala.foreach { case (store, holder) =>
-      if (holder.run == run && holders.remove(store, holder)) {
-        ViewStateStoreProvider.background.execute(() => holder.letGo())
-      }
+      if (holder.run == run && holders.remove(store, holder)) letGo(holder)
     }
+
+  private def letGo(holder: ViewStateStoreProvider): CompletableFuture[Void] =
+    CompletableFuture.runAsync(() => holder.letGo(), ViewStateStoreProvider.background)
 }

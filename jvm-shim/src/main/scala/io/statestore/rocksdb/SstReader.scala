@@ -27,12 +27,17 @@ private[statestore] final class SstReader(path: String, familyId: Int) extends A
     }
   private val start = encode(familyId, Array.emptyByteArray, Start, 0)
   private var started = false
+  private var closed = false
 
-  /** Shows the next put; false when there is none. */
-  def next(key: BytesRef, value: BytesRef): Boolean = {
-    if (started) rows.next() else rows.seek(start)
-    started = true
-    if (!rows.isValid) {
+  /** Shows the next put; false when there is none, or it is closed. */
+  def next(key: BytesRef, value: BytesRef): Boolean = synchronized {
+    if (!closed) {
+      if (started) rows.next() else rows.seek(start)
+      started = true
+    }
+    if (closed) {
+      false
+    } else if (!rows.isValid) {
       rows.status() // raises what made it invalid
       false
     } else {
@@ -47,7 +52,11 @@ private[statestore] final class SstReader(path: String, familyId: Int) extends A
     }
   }
 
-  override def close(): Unit = closeAll(rows, file, settings, options)
+  /** Ends the reader, also one that another thread reads from when the task ends. */
+  override def close(): Unit = synchronized {
+    if (!closed) closeAll(rows, file, settings, options)
+    closed = true
+  }
 
   private def closeAll(resources: AutoCloseable*): Unit = resources.foreach(_.close())
 }

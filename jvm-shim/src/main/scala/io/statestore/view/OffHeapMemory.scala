@@ -34,48 +34,53 @@ private[statestore] final class OffHeapMemory(budget: Budget, keptMs: Long = Kep
    * @throws io.statestore.view.NoMemoryException there is not so much
    */
   def take(size: Int): Long = synchronized {
-    kept.get(size) match {
-      case Some(same) =>
-        val address = same.pollLast().address
-        if (same.isEmpty) kept -= size
-        address
-      case None =>
-        obtain(size + HeaderBytes)
-        val start =
-          try Platform.allocateMemory(size + HeaderBytes)
-          catch {
-            case e: OutOfMemoryError =>
-              budget.giveBack(size + HeaderBytes)
-              throw new NoMemoryException(
-                "[state-too-large] the machine has no memory left outside of the heap: " +
-                  s"taken=$takenBytes ${budget.limit}. To fix: lower spark.memory.offHeap.size " +
-                  "to what the machine has, and use more executors", e)
-          }
-        takenBytes += size + HeaderBytes
-        Platform.putLong(null, start, size.toLong)
-        start + HeaderBytes
-    }
-  }
-
-  private def obtain(all: Long): Unit =
-    while (!budget.grant(all)) {
+    while (!kept.contains(size) && !budget.grant(size + HeaderBytes)) {
       if (kept.isEmpty) {
         throw new NoMemoryException(
           "[state-too-large] the rows of all state partitions of this executor are more than " +
             s"its memory outside of the heap: taken=$takenBytes ${budget.limit}. To fix: raise " +
             "spark.memory.offHeap.size, or use more executors")
       }
-      val oldest = kept.valuesIterator.map(_.peekFirst.at).min
-      val restNanos = oldest + keptNanos - System.nanoTime()
-      if (restNanos > 0L) TimeUnit.NANOSECONDS.timedWait(this, restNanos)
-      trim()
+      awaitOldest()
     }
+    kept.get(size).fold(allocate(size)) { same =>
+      val address = same.pollLast().address
+      if (same.isEmpty) kept -= size
+      address
+    }
+  }
+
+  /** Allocates memory that was granted. */
+  private def allocate(size: Int): Long = {
+    val start =
+      try Platform.allocateMemory(size + HeaderBytes)
+      catch {
+        case e: OutOfMemoryError =>
+          budget.giveBack(size + HeaderBytes)
+          throw new NoMemoryException(
+            "[state-too-large] the machine has no memory left outside of the heap: " +
+              s"taken=$takenBytes ${budget.limit}. To fix: lower spark.memory.offHeap.size to " +
+              "what the machine has, and use more executors", e)
+      }
+    takenBytes += size + HeaderBytes
+    Platform.putLong(null, start, size.toLong)
+    start + HeaderBytes
+  }
+
+  /** Waits until the piece that was freed first is due, or another one is freed. */
+  private def awaitOldest(): Unit = {
+    val oldest = kept.valuesIterator.map(_.peekFirst.at).min
+    val restNanos = oldest + keptNanos - System.nanoTime()
+    if (restNanos > 0L) TimeUnit.NANOSECONDS.timedWait(this, restNanos)
+    trim()
+  }
 
   /** Frees what `take` returned; nothing may ask for it any more. Returns its size. */
   def free(address: Long): Int = synchronized {
     val size = sizeAt(address)
     kept.getOrElseUpdate(size, new ArrayDeque[Freed]).addLast(new Freed(address, System.nanoTime()))
     if (!isTrimming) trimLater()
+    notifyAll()
     size
   }
 
