@@ -3,9 +3,9 @@
 `<version>.<partition>.ref` lies in the directory of every source, where it keeps the files of lower
 versions from being deleted, and in the rescaled store's own directory. Its bytes are the same
 everywhere: they name the sources, and the oldest version whose files the rescaled one is made of.
-A maintenance that lists its own directory, as each does, sees them all; it reads them only where
-the rescale is older than every version to retain. The one in its own directory is written first and
-deleted last, so that it always leads to the others.
+A maintenance that lists its own directory, as each does, sees them all; it reads them, once, only
+where the rescale is older than every version to retain. The one in its own directory is written
+first and deleted last, so that it always leads to the others.
 
 Let r be a rescale that is older than every version to retain. Those are made of files that r names,
 or that came after it, whichever rescales followed. So nothing needs a file that is older than those
@@ -34,7 +34,7 @@ from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
 from statestore.io.file_io import delete_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from statestore.checkpoint.layout import StoreLocation
     from statestore.io.file_io import FileInfo
@@ -49,12 +49,13 @@ def write_refs(location: StoreLocation, version: int, sources: Iterable[int], lo
         location: The store that the version is of.
         version: The rescaled version.
         sources: State partitions whose store directories hold the files.
-        lowest: The oldest version whose files it is made of; itself where there are none.
+        lowest: The oldest version whose files it is made of, or would be were a summary damaged;
+            itself where there are none.
 
     Guarantee: on return the references are durable, and no maintenance deletes a file of a lower
-    version there, until `release` or `plan_release` says so. Writing them again changes nothing;
-    what another rescale that made the version before, and was killed or taken back, has of them is
-    released with them.
+    version there, until `release` or `References.plan_release` says so. Writing them again changes
+    nothing; what another rescale that made the version before, and was killed or taken back, has of
+    them is released with them.
 
     Raises:
         CorruptionError, IncompatibleError: Those of such a rescale cannot be read.
@@ -97,64 +98,91 @@ class Held:
     lowest: int
 
 
-def plan_release(
-    location: StoreLocation,
-    files: Sequence[FileInfo],
-    num_partitions: int,
-    made_of: int,
-    retained: int,
-) -> Held:
-    """Decide which reference files of a store directory are needed no longer.
-
-    None goes before the store's newest rescaled version does, or while there is none that is newer
-    and older than every version to retain: until then a rescale may be undone, which needs the
-    files of the layout before it. Then the store's own go, and those of state partitions that no
-    longer exist: whoever took over their state has its own.
+class References:
+    """The reference files in the directory of one store; each is read once.
 
     Args:
         location: The store.
-        files: Listing of its directory.
-        num_partitions: State partitions that the checkpoint has now.
-        made_of: The oldest version that a retained version of the store is made of; 0 where one of
-            them is made of files that a rescale took over.
-        retained: The oldest version to retain; 0 where the lineage is not known.
-
-    Raises:
-        CorruptionError, IncompatibleError, StorageError: A reference, or the trailer of a rescaled
-            version, cannot be read.
     """
-    refs = find_refs(files)
-    partition = location.store.partition
-    own = [ref.version for ref in reversed(refs) if ref.partition == partition]
-    passed = next(
-        (
-            version
-            for version in own
-            if version < retained and _is_rescaled(location, files, version)
-        ),
-        0,
-    )
-    may_go_below = max(passed, made_of if max(own, default=0) < made_of else 0)
-    released = tuple(
-        ref
-        for ref in refs
-        if ref.version < may_go_below
-        and (ref.partition == partition or ref.partition >= num_partitions)
-    )
-    kept = tuple(ref for ref in refs if ref not in released)
-    lowest = min((_read(location, ref).lowest for ref in kept), default=0) if passed else 0
-    return Held(released, kept, lowest)
 
+    def __init__(self, location: StoreLocation) -> None:
+        self._location = location
+        self._known: dict[tuple[str, int], int] = {}
+        """What was read, by the name of a file and the time at which it was written."""
 
-def _is_rescaled(location: StoreLocation, files: Sequence[FileInfo], version: int) -> bool:
-    """Return whether a rescale made a version, which a batch has not made since."""
-    names = ((info.name, parse_state_file_name(info.name)) for info in files)
-    deltas = [name for name, of in names if of and (of.kind, of.version) == ("delta", version)]
-    try:
-        parents = [read_trailer(location, name).trailer.parent for name in deltas]
-    except NotFoundError:
-        return False
-    return bool(parents) and not any(parents)
+    def plan_release(
+        self, files: Sequence[FileInfo], num_partitions: int, made_of: int, retained: int
+    ) -> Held:
+        """Decide which reference files are needed no longer.
+
+        None goes before the store's newest rescaled version does, or while there is none that is
+        newer and older than every version to retain: until then a rescale may be undone, which
+        needs the files of the layout before it. Then the store's own go, and those of state
+        partitions that no longer exist: whoever took over their state has its own.
+
+        Args:
+            files: Listing of the directory.
+            num_partitions: State partitions that the checkpoint has now.
+            made_of: The oldest version that a retained version of the store is made of; 0 where one
+                of them is made of files that a rescale took over.
+            retained: The oldest version to retain; 0 where the lineage is not known.
+
+        Raises:
+            IncompatibleError, StorageError: A reference, or the trailer of a rescaled version,
+                cannot be read; for a damaged one files stay.
+        """
+        refs = find_refs(files)
+        partition = self._location.store.partition
+        own = [ref.version for ref in reversed(refs) if ref.partition == partition]
+        passed = next(
+            (
+                version
+                for version in own
+                if version < retained and self._is_rescaled(files, version)
+            ),
+            0,
+        )
+        may_go_below = max(passed, made_of if max(own, default=0) < made_of else 0)
+        released = tuple(
+            ref
+            for ref in refs
+            if ref.version < may_go_below
+            and (ref.partition == partition or ref.partition >= num_partitions)
+        )
+        kept = tuple(ref for ref in refs if ref not in released)
+        lowest = self._lowest(files, kept) if passed else 0
+        present = {(info.name, info.modified_ms) for info in files}
+        self._known = {key: known for key, known in self._known.items() if key in present}
+        return Held(released, kept, lowest)
+
+    def _is_rescaled(self, files: Sequence[FileInfo], version: int) -> bool:
+        """Return whether a rescale made a version, which a batch has not made since."""
+        names = ((info, parse_state_file_name(info.name)) for info in files)
+        deltas = [info for info, of in names if of and (of.kind, of.version) == ("delta", version)]
+        return bool(deltas) and not any(self._once(info, self._has_parent) for info in deltas)
+
+    def _has_parent(self, name: str) -> int:
+        return read_trailer(self._location, name).trailer.parent is not None
+
+    def _lowest(self, files: Sequence[FileInfo], kept: tuple[RescaleRefName, ...]) -> int:
+        names = {str(ref): ref for ref in kept}
+        found = [info for info in files if info.name in names]
+        return min(
+            (
+                self._once(info, lambda name: _read(self._location, names[name]).lowest, damaged=0)
+                for info in found
+            ),
+            default=0,
+        )
+
+    def _once(self, info: FileInfo, read: Callable[[str], int], *, damaged: int = 1) -> int:
+        key = info.name, info.modified_ms
+        if key not in self._known:
+            try:
+                self._known[key] = read(info.name)
+            except (NotFoundError, CorruptionError):
+                return damaged
+        return self._known[key]
 
 
 def release(
@@ -262,7 +290,7 @@ def _read(location: StoreLocation, ref: RescaleRefName) -> _Ref:
         sources = tuple(
             to_integer(source, 0, MAX_PARALLELISM_LIMIT - 1) for source in fields.items("sources")
         )
-        lowest = fields.integer("lowest", 0, ref.version) if fields.has("lowest") else 0
+        lowest = fields.integer("lowest", 0, ref.version)
     except NotFoundError:
         return _Ref()
     except MalformedError as error:

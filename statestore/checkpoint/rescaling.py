@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from statestore.checkpoint.commit import Body, NewVersion, find_committed, publish_delta
 from statestore.checkpoint.key_group_rows import rescaled
 from statestore.checkpoint.layout import (
+    REPLAYED,
     FileBody,
     RescaleRefName,
     StoreLocation,
@@ -25,6 +27,7 @@ from statestore.checkpoint.layout import (
     store_of_path,
 )
 from statestore.checkpoint.lineage import rescaled_id, taken_over
+from statestore.checkpoint.load import files_before_summary
 from statestore.checkpoint.placement import mark_home
 from statestore.checkpoint.rescale_refs import release, write_refs
 from statestore.checkpoint.trailers import PublishedFile
@@ -34,6 +37,7 @@ from statestore.codec.state_file import empty_stream
 from statestore.codec.trailer import Block, RowCounts, compute_lineage
 from statestore.core.errors import (
     CorruptionError,
+    FencedError,
     IncompatibleError,
     InvalidArgumentError,
     NotFoundError,
@@ -337,7 +341,8 @@ def write_rescaled_version(
     lineage = compute_lineage(None, blocks, store.files)
     existing = _find(location, store.new)
     version = store.new.version
-    lowest = min((ref.version for ref in store.files), default=version)
+    needed = (*store.files, *_in_place_of_summaries(location, store.files))
+    lowest = min((ref.version for ref in needed), default=version)
     write_refs(location, version, store.sources, lowest)
     mark_home(location, home, store.new.backend)
     if existing is not None:
@@ -348,6 +353,17 @@ def write_rescaled_version(
         Path(local_path).write_bytes(data)
     body = Body(local_path, blocks, store.new.rows, lineage)
     return publish_delta(location, store.new, None, store.files, body, sync=True, clock=clock)
+
+
+def _in_place_of_summaries(
+    location: StoreLocation, files: tuple[FileRef, ...]
+) -> Iterator[FileRef]:
+    """Yield the files by which a load goes on where a summary among some is damaged."""
+    if location.body in REPLAYED:
+        for index, ref in enumerate(files):
+            if ref.kind == "snapshot":
+                with suppress(NotFoundError, CorruptionError, FencedError):
+                    yield from files_before_summary(location, files, index, None)
 
 
 def _find(location: StoreLocation, new: NewVersion) -> PublishedFile | None:

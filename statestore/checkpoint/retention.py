@@ -27,12 +27,12 @@ from statestore.checkpoint.layout import REPLAYED, is_temporary, parse_state_fil
 from statestore.checkpoint.lineage import check_parent, check_ref
 from statestore.checkpoint.load import own_deltas
 from statestore.checkpoint.pins import oldest_to_retain
-from statestore.checkpoint.rescale_refs import plan_release
 from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer, read_trailer
 from statestore.core.errors import FencedError, NotFoundError
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import RescaleRefName, StoreLocation
+    from statestore.checkpoint.rescale_refs import References
     from statestore.checkpoint.summaries import Summaries
     from statestore.codec.references import FileRef
     from statestore.core.options import StateStoreOptions
@@ -74,6 +74,7 @@ def plan_cleanup(
     head: PublishedFile,
     files: list[FileInfo],
     summaries: Summaries,
+    references: References,
     options: StateStoreOptions,
     now_ms: int,
 ) -> CleanupPlan:
@@ -84,6 +85,7 @@ def plan_cleanup(
         head: Newest committed version known.
         files: Listing of the store directory.
         summaries: Those of the store.
+        references: Those in its directory.
         options: min_versions_to_retain and orphan_age_ms decide, and pins in the listing.
         now_ms: Now, milliseconds since the Unix epoch.
 
@@ -95,8 +97,7 @@ def plan_cleanup(
     oldest, expired_pins = oldest_to_retain(newest, options.min_versions_to_retain, files, now_ms)
     retained = _retained(location, head, summaries, oldest)
     is_made_of_foreign = any(ref.is_foreign for ref in retained.files)
-    held = plan_release(
-        location,
+    held = references.plan_release(
         files,
         head.trailer.num_partitions,
         0 if is_made_of_foreign or retained.has_hole else retained.oldest,

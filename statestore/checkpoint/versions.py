@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from statestore.checkpoint.cleanup import Cleanup, Deadline, delete_files
 from statestore.checkpoint.load import check_settings
 from statestore.checkpoint.recent import RecentVersions
-from statestore.checkpoint.rescale_refs import release
+from statestore.checkpoint.rescale_refs import References, release
 from statestore.checkpoint.retention import plan_cleanup
 from statestore.checkpoint.snapshot import SnapshotStatus
 from statestore.checkpoint.summaries import Summaries
@@ -57,6 +57,7 @@ class VersionsBase(ABC):
         self._lock = threading.Lock()
         self._recent = RecentVersions(location)
         self._summaries = Summaries(location)
+        self._references = References(location)
         self._status = SnapshotStatus()
 
     @property
@@ -176,7 +177,9 @@ class VersionsBase(ABC):
         deadline = Deadline(self._clock, time_limit_s)
         files = self._learn(head)
         now_ms = self._clock.now_ms()
-        plan = plan_cleanup(self.location, head, files, self._summaries, options, now_ms)
+        plan = plan_cleanup(
+            self.location, head, files, self._summaries, self._references, options, now_ms
+        )
         if (plan.delete or plan.release) and not self._is_there(head):
             logger.info("no cleanup, the version is gone: file=%s", head.ref.path)
             return Cleanup()

@@ -26,7 +26,7 @@ from tests.engine_process import (
     EngineProcess,
     EngineRefusedError,
 )
-from tests.shim import FAMILIES, OPTIONS, RocksDBShim, Shim, rows
+from tests.shim import FAMILIES, OPTIONS, RocksDBShim, Shim, changes_in, rows
 
 
 @pytest.fixture
@@ -79,7 +79,8 @@ def test_calls_of_a_query(shim, engine):
     changes = engine.call(
         "changes", store=shim.store, start_version=6, end_version=7, checkpoint_id=None
     )
-    assert [(file["version"], file["rows"]) for file in changes["files"]] == [(6, 1), (7, 1)]
+    assert [(file["version"], file["sst"]) for file in changes["files"]] == [(6, None), (7, None)]
+    assert [len(changes_in(file)) for file in changes["files"]] == [1, 1]
     status = engine.call("status")
     assert status["calls"] == {"load": 2, "commit": 7, "maintain": 1, "changes": 1, "status": 1}
     assert (status["stores"], status["pid"]) == (1, engine.process.pid)

@@ -29,14 +29,14 @@ def references(path):
     return sorted(str(file.relative_to(path)) for file in Path(path).rglob("*.ref"))
 
 
-def go_on(made, num_batches=6):
+def go_on(made, num_batches=6, keep=2):
     """Run batches with snapshots, restarts and expiries, as a query does over days."""
     for number in range(num_batches):
         made.restart()
         made.run_batch(dict.fromkeys(range(number, 40), number))
         made.take_snapshots()
     for _ in range(2):
-        at(made.path, options=NOW).expire(2)
+        at(made.path, options=NOW).expire(keep)
 
 
 def test_copies_of_a_rescaled_checkpoint_let_go_of_what_they_took_over(tmp_path):
@@ -81,6 +81,42 @@ def test_rescale_after_one_that_was_killed_lets_go_of_what_both_took_over(tmp_pa
     go_on(made)
 
     assert references(made.path) == []
+    assert read_checkpoint(made.path) == made.expected()
+
+
+def test_damaged_snapshot_that_was_taken_over_is_done_without(tmp_path):
+    """Catches the files in its place, which expire when the rescale is older than what is kept."""
+    made = MadeCheckpoint(tmp_path / "query", num_partitions=2, operators=KEYED)
+    for number in range(3):
+        made.run_batch(dict.fromkeys(range(number, 40), number))
+    made.take_snapshots()
+    made.restart()
+    made.run_batch({key: -key for key in range(20)})
+    Checkpoint(made.path).rescale(4)
+    for number in range(4):
+        made.run_batch({number: number})
+    at(made.path, options=NOW).expire(2)
+    snapshots = list(Path(made.path).glob("state/0/*/3*.snapshot.*"))
+    for path in snapshots:
+        path.write_bytes(path.read_bytes()[:-40])
+
+    assert len(snapshots) == 2
+    assert read_checkpoint(made.path) == made.expected()
+    assert all(found.is_recoverable for found in Checkpoint(made.path).verify().findings)
+
+
+def test_damaged_file_of_no_version_to_retain_ends_no_cleanup(tmp_path):
+    """Catches a store that expires nothing any more because of a file that nobody reads."""
+    made = MadeCheckpoint(tmp_path / "query", num_partitions=2, operators=KEYED)
+    made.run_batch({key: key for key in range(40)})
+    Checkpoint(made.path).rescale(4)
+    go_on(made, num_batches=3, keep=100)
+    for path in Path(made.path).glob("state/0/*/2.delta.*"):
+        path.write_bytes(path.read_bytes()[:-3])
+
+    deleted = at(made.path, options=NOW).expire(2)
+
+    assert deleted.num_files > 0
     assert read_checkpoint(made.path) == made.expected()
 
 

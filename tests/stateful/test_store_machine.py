@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from statestore.checkpoint.layout import parse_state_file_name
+from statestore.checkpoint.rescale_refs import References
 from statestore.checkpoint.retention import plan_cleanup
 from statestore.checkpoint.summaries import Summaries
 from statestore.checkpoint.trailers import read_delta_trailer, read_trailer
@@ -182,7 +183,9 @@ class StoreMachine(RuleBasedStateMachine):
             )
             files = self.io.list(location.directory)
             summaries = Summaries(location)
-            plan = plan_cleanup(location, head, files, summaries, self.options, 0)
+            plan = plan_cleanup(
+                location, head, files, summaries, References(location), self.options, 0
+            )
             assert plan.delete == ()
         self.store.close()
         shutil.rmtree(self.root)
