@@ -16,6 +16,7 @@ is undone. A rescale that was killed has references, too, perhaps not all: it co
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
     from statestore.checkpoint.layout import StoreLocation
     from statestore.io.file_io import FileInfo
+
+logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 
@@ -180,7 +183,10 @@ class References:
         if key not in self._known:
             try:
                 self._known[key] = read(info.name)
-            except (NotFoundError, CorruptionError):
+            except NotFoundError:
+                return damaged
+            except CorruptionError as error:
+                logger.warning("files stay for what cannot be read: error=%s", error)
                 return damaged
         return self._known[key]
 

@@ -343,7 +343,8 @@ def write_rescaled_version(
     version = store.new.version
     needed = (*store.files, *_in_place_of_summaries(location, store.files))
     lowest = min((ref.version for ref in needed), default=version)
-    write_refs(location, version, store.sources, lowest)
+    lie_in = {store_of_path(location.store, ref.path).partition for ref in needed}
+    write_refs(location, version, lie_in.union(store.sources), lowest)
     mark_home(location, home, store.new.backend)
     if existing is not None:
         return existing

@@ -19,7 +19,7 @@ from statestore.checkpoint.trailers import (
     read_delta_trailer,
     read_trailer,
 )
-from statestore.core.errors import NotFoundError
+from statestore.core.errors import CorruptionError, NotFoundError
 from statestore.core.key_groups import resolve_max_parallelism
 
 if TYPE_CHECKING:
@@ -183,7 +183,11 @@ class VersionsBase(ABC):
         if (plan.delete or plan.release) and not self._is_there(head):
             logger.info("no cleanup, the version is gone: file=%s", head.ref.path)
             return Cleanup()
-        cleaned = release(self.location, plan.release, head.trailer.num_partitions, deadline)
+        cleaned = Cleanup()
+        try:
+            cleaned = release(self.location, plan.release, head.trailer.num_partitions, deadline)
+        except CorruptionError as error:
+            logger.warning("references of a rescale stay: error=%s", error)
         unneeded = [info for info in plan.delete if not self._is_read(info.name)]
         self._summaries.leave_out(info.name for info in unneeded)
         return cleaned + delete_files(self.location, unneeded, deadline)

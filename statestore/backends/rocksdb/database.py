@@ -128,8 +128,9 @@ class LocalDatabase:
         Raises:
             StorageError: The local disk failed; everything is removed.
         """
+        database = self._current()
         with self._forgotten_on_error():
-            value: bytes | None = self._current().get(key)
+            value: bytes | None = database.get(key)
         return value
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
@@ -138,8 +139,9 @@ class LocalDatabase:
         Raises:
             StorageError: The local disk failed; everything is removed.
         """
+        database = self._current()
         with self._forgotten_on_error():
-            yield from all_rows(self._current())
+            yield from all_rows(database)
 
     def go_to(self, version: VersionRef | None) -> None:
         """Go to one of `versions`, None for the empty state.

@@ -6,6 +6,7 @@ The database takes in the missing files, and is built anew if it cannot be broug
 from __future__ import annotations
 
 import logging
+import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -116,6 +117,8 @@ class LocalVersions:
         if self._database is not None:
             self._database.forget()
             self._database = None
+        # Of an engine that died, too.
+        shutil.rmtree(self._directory, ignore_errors=True)
 
     def _open(self, options: StateStoreOptions) -> LocalDatabase:
         if self._database is None:

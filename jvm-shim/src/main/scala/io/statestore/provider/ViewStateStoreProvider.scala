@@ -286,6 +286,7 @@ abstract class ViewStateStoreProvider(backend: String)
       case e: Throwable =>
         drop() // half advanced
         if (!NonFatal(e)) throw e
+        if (e.isInstanceOf[DamagedViewException]) distrust()
         logWarning(
           s"the rows in memory were dropped, the next batch loads them all: $toString, " +
             s"version=${wanted.version.number}: ${e.getMessage}",

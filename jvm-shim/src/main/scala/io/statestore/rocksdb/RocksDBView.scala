@@ -153,14 +153,23 @@ private[statestore] final class RocksDBView(
 
   private def openView(): OpenView = {
     if (opened == null) {
-      refused = true
-      val (directory, filterNow) = viewOf(current)
-      refused = false
-      unopened = true
-      opened = openAt(directory, filterNow)
-      unopened = false
+      val (directory, filterNow) = noting(viewOf(current))(refused = _)
+      opened = noting(openAt(directory, filterNow))(unopened = _)
     }
     opened
+  }
+
+  /** Notes whether something has failed, once it has ended: a task's end looks meanwhile. */
+  private def noting[T](body: => T)(hasFailed: Boolean => Unit): T = {
+    val result =
+      try body
+      catch {
+        case e: Throwable =>
+          hasFailed(true)
+          throw e
+      }
+    hasFailed(false)
+    result
   }
 
   private def openAt(directory: String, filter: Int): OpenView = new OpenView(
