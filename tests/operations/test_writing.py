@@ -21,7 +21,7 @@ from statestore.codec import sorting
 from statestore.codec.spark_types import parse_schema
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
 from statestore.spark_files.schemas import read_schemas, write_families, write_schemas
-from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
+from statestore.testing.checkpoints import QUERY_ID, MadeCheckpoint, read_checkpoint
 from statestore.testing.stores import OPERATORS, unsafe_row
 from tests.checkpoints import DEFAULT, files_below, write_checkpoint
 
@@ -80,6 +80,25 @@ def test_rows_are_transformed_and_all_others_kept(
         assert restored.verify(deep=True).findings == ()
         assert read_checkpoint(str(tmp_path / f"restored-{number}")) == expected
         assert restored.info.newest_version == 2
+
+
+def test_savepoint_of_a_savepoint_is_the_querys_too(tmp_path: Path) -> None:
+    """Catches a query that goes on under a new ID, or on another backend, from a second copy."""
+    made = make(tmp_path, backend="rocksdb")
+    first = Checkpoint(made.path).savepoint(tmp_path / "first").made
+    of_savepoint = Checkpoint(first.uri)
+    rows = pa.table({"key.k": [1], "value.value": pa.array([2], pa.int32())})
+    copies = [
+        of_savepoint.savepoint(tmp_path / "canonical").made,
+        of_savepoint.savepoint(tmp_path / "native", form="native").made,
+        first.transform(tmp_path / "transformed", {0: halved}).made,
+        write_savepoint(tmp_path / "written", like=first, rows={0: rows}).made,
+    ]
+
+    for number, copy in enumerate(copies):
+        assert (copy.info.backend, copy.info.query_id) == ("rocksdb", QUERY_ID)
+        restored = copy.restore(tmp_path / f"restored-{number}").made.info
+        assert (restored.backend, restored.query_id) == ("rocksdb", QUERY_ID)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ class SavepointInfo(Told):
     Attributes:
         form: canonical, full states in the one form that every state backend can be restored from;
             or native, the files of the version as the state backend wrote them.
-        backend: State backend of the checkpoint it was taken of.
+        backend: State backend of the query.
         query_id: ID of the query; empty where the checkpoint had lost it, and a restore gives it
             a new one.
         version: State version, at least 1.
@@ -142,17 +142,7 @@ def decide_savepoint(
             to_fix="take a canonical savepoint",
         )
     found = source_of("savepoint", checkpoint, destination, version)
-    becomes = savepoint_of(found, destination, form)
-    passing = Copied() if form == "native" else Dealt()
-    return same_shape(
-        "savepoint",
-        found,
-        destination,
-        passing,
-        becomes,
-        backend=checkpoint.backend if form == "native" else CANONICAL_BACKEND,
-        query_id=found.query_id or "",
-    )
+    return savepoint_of("savepoint", found, destination, form)
 
 
 def take_savepoint(
@@ -182,27 +172,34 @@ def take_savepoint(
 
 
 def savepoint_of(
-    version: CommittedVersion,
-    destination: Place,
-    form: SavepointForm,
-    *,
-    query_id: str | None = None,
-) -> Callable[[MadeFiles], tuple[str, SavepointInfo]]:
-    """Return the `Copy.becomes` by which a copy of a version becomes a savepoint.
+    operation: str, version: CommittedVersion, destination: Place, form: SavepointForm
+) -> Copy[SavepointInfo]:
+    """Return the copy of a version that becomes a savepoint.
+
+    Its query and state backend are those of the version; of a savepoint, those that it was taken
+    of.
 
     Args:
+        operation: The command.
         version: The version.
         destination: The savepoint.
         form: Its form.
-        query_id: ID of the query, empty for none; that of the version when None.
+
+    Raises:
+        CorruptionError, IncompatibleError, StorageError: As `savepoint_in`; or as
+            `OpenCheckpoint.backend`.
     """
+    kept_by, query_id = version.checkpoint.backend, version.query_id or ""
+    taken = savepoint_in(version.checkpoint) if version.is_savepoint else None
+    if taken is not None:
+        kept_by, query_id = taken.backend, taken.query_id
 
     def becomes(made: MadeFiles) -> tuple[str, SavepointInfo]:
         sizes = [file.ref.size for file in made.values()]
         savepoint = SavepointInfo(
             form=form,
-            backend=version.checkpoint.backend,
-            query_id=(version.query_id or "") if query_id is None else query_id,
+            backend=kept_by,
+            query_id=query_id,
             version=version.version,
             num_partitions=version.num_partitions,
             checkpoint_format=version.checkpoint_format,
@@ -215,7 +212,15 @@ def savepoint_of(
         fields = {"format_version": FORMAT_VERSION, **asdict(savepoint)}
         return metadata_fields(**{_FIELD: fields}), savepoint
 
-    return becomes
+    return same_shape(
+        operation,
+        version,
+        destination,
+        Copied() if form == "native" else Dealt(),
+        becomes,
+        backend=None if form == "native" else CANONICAL_BACKEND,
+        query_id=query_id,
+    )
 
 
 def read_savepoint(io: FileIO, directory: str, uri: str) -> SavepointInfo:

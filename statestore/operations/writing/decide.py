@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,21 +13,16 @@ import pyarrow as pa
 from statestore.checkpoint.operator_metadata import read_operators
 from statestore.checkpoint.query_log import read_bytes
 from statestore.codec.partition_key import partition_key_columns
-from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
+from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.core.text import format_count
 from statestore.operations.batches import find_edit, with_every_expiry_due
 from statestore.operations.committed_version import find_version
-from statestore.operations.copying import same_shape
 from statestore.operations.key_set import KeySet
 from statestore.operations.new_directory import check_target
 from statestore.operations.passes import Dealt
 from statestore.operations.reading.condition import Condition
 from statestore.operations.reading.read import read_batches
-from statestore.operations.savepoint.savepoint import (
-    CANONICAL_BACKEND,
-    read_savepoint,
-    savepoint_of,
-)
+from statestore.operations.savepoint.savepoint import savepoint_of
 from statestore.operations.states import FoundRows, find_store
 from statestore.operations.writing.captured import find_captured
 from statestore.operations.writing.columns import FamilyColumns, decide_family
@@ -357,17 +351,7 @@ def _decided(
         passes[shape.operator, shape.name] = (
             Given(shape, own) if own or not shape.heads else Dealt()
         )
-    query_id = version.query_id or _id_in_savepoint(version.checkpoint)
-    becomes = savepoint_of(version, destination, "canonical", query_id=query_id)
-    copy = same_shape(
-        operation,
-        version,
-        destination,
-        Dealt(),
-        becomes,
-        backend=CANONICAL_BACKEND,
-        query_id=query_id,
-    )
+    copy = savepoint_of(operation, version, destination, "canonical")
     return replace(copy, passes=passes, files=_schema_files(version, rows))
 
 
@@ -389,12 +373,6 @@ def _schema_files(version: CommittedVersion, rows: list[FamilyRows]) -> dict[str
         path: replace_schemas(read_bytes(source.io, f"{source.path}/{path}"), path, families)
         for path, families in changed.items()
     }
-
-
-def _id_in_savepoint(checkpoint: OpenCheckpoint) -> str:
-    with suppress(NotFoundError):
-        return read_savepoint(checkpoint.io, checkpoint.path, checkpoint.uri).query_id
-    return ""
 
 
 def _stored(version: CommittedVersion, shape: StoreShape, family: ColumnFamily) -> Any:
