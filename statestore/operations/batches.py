@@ -70,6 +70,22 @@ def mark(kind: BatchKind) -> dict[str, str]:
     return {_RESCALE_MARK: "true"} if kind == "rescale" else {_EDIT_MARK: kind}
 
 
+def unmarked(conf: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of a batch without those that mark it as one of an operation."""
+    return {key: value for key, value in conf.items() if key not in (_RESCALE_MARK, _EDIT_MARK)}
+
+
+def is_of_operation(checkpoint: OpenCheckpoint, batch: int) -> bool:
+    """Return whether a planned batch is an operation's; errors as `read_own_batch`.
+
+    Also of a rescale in a copy, where the batch before has the same number of state partitions.
+    """
+    is_planned = batch in checkpoint.planned_batches
+    if is_planned and _RESCALE_MARK in checkpoint.offsets_entry(batch).conf:
+        return True
+    return read_own_batch(checkpoint, batch) is not None
+
+
 def read_own_batch(checkpoint: OpenCheckpoint, batch: int) -> OwnBatch | None:
     """Return a planned batch where it is an operation's, else None.
 

@@ -22,7 +22,7 @@ from statestore.core.errors import (
 )
 from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS, SPARK_PROVIDERS
 from statestore.core.text import format_table
-from statestore.operations.batches import read_own_batch
+from statestore.operations.batches import is_of_operation
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
 from statestore.operations.metadata_file import read_metadata
 from statestore.operations.new_directory import check_target
@@ -220,7 +220,7 @@ def _unseen(checkpoint: OpenCheckpoint, batch: int) -> tuple[int, ...]:
     It writes them with the next batch that the query runs.
     """
     found: list[int] = []
-    while read_own_batch(checkpoint, batch) is not None:
+    while is_of_operation(checkpoint, batch):
         found.insert(0, batch)
         batch -= 1
     return tuple(found)

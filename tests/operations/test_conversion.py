@@ -176,6 +176,10 @@ def test_plan_names_the_batches_that_no_sink_was_given(tmp_path):
     assert plan("spark-rocksdb").unseen == (1, 2)
     assert "no sink was given batch 1, 2" in str(plan("spark-hdfs"))
     assert plan("spark-hdfs").fields()["unseen"] == [1, 2]
+    checkpoint.restore(tmp_path / "copied")
+    with open_checkpoint(place_of(tmp_path / "copied")) as copied:
+        of_copy = decide_convert(copied, place_of(tmp_path / "new"), "spark-hdfs")
+    assert of_copy.unseen == (1, 2)  # where both entries have the same number of state partitions
     made.run_batch({3: 3})
     assert plan("spark-rocksdb").unseen == ()
 
