@@ -236,7 +236,8 @@ class _Attempt:
                         version=first,
                         change_schema=True,
                     ).made
-                    made.restore(Checkpoint._at(to), claim=True)
+                    # Spark stops a query in the same application that has the same ID.
+                    made.restore(Checkpoint._at(to), claim=True, new_query_id=True)
                 else:
                     self.checkpoint.branch(Checkpoint._at(to), version=first)
             return self._write(

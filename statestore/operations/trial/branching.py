@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from statestore.checkpoint.query_log import QueryLog, read_bytes, write_bytes
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
 from statestore.core.providers import IN_DRIVER_MEMORY
-from statestore.operations.batches import find_newest, read_own_batch
+from statestore.operations.batches import find_newest, read_own_batch, unmarked
 from statestore.operations.committed_version import spark_files_of
 from statestore.operations.source_logs import has_input
 
@@ -114,7 +114,8 @@ def hand(old: OpenCheckpoint, branch: OpenCheckpoint, batch: int) -> None:
     before = branch.commit_entry(batch - 1).fields
     if _COMMITTED in before:
         entry = replace(entry, metadata={**entry.metadata, _PLANNED: before[_COMMITTED]})
-    entry = entry.with_conf(branch.offsets_entry(batch - 1).conf)
+    # Spark takes over what it knows, and no mark of an operation.
+    entry = entry.with_conf(unmarked(branch.offsets_entry(batch - 1).conf))
     QueryLog(branch.io, branch.path, "offsets").replace(batch, entry.encode())
 
 
