@@ -684,7 +684,7 @@ class Checkpoint(Directory):
             )
 
     def compact(self, *, dry_run: bool = False, progress: Progress | None = None) -> Compact:
-        """Write the newest version as one file a store: versions after it need no older files.
+        """Write the newest version as one file a store: the query's next need no older files.
 
         A version is the changes to the one before it, so it keeps the files of those from being
         expired until a snapshot, or of the rocksdb backend all of them merged, stands for them.

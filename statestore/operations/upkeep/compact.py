@@ -3,7 +3,8 @@
 A version is the changes to the one before, so it is made of files of many versions, and those stay
 as long as it does. A snapshot, or all of them merged into one file, stands for them: maintenance
 takes one where it makes restores shorter, this takes one at once and from outside. A version names
-the files that it is made of when it is committed, so what is let go of is let go of by later ones.
+the files that it is made of when it is committed, so what is let go of is let go of by later ones
+of the query: an edit or a rescale names what the newest version names.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Compact(Result):
         return (
             f"{table}\nVersion {self.version} is written as one file a store, which stands for "
             f"{format_count(self.num_files, 'file')}, {format_bytes(self.num_bytes)}. "
-            "Versions that are committed from now on are made of it."
+            "Versions that the query commits from now on are made of it."
         )
 
     def fields(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class StoreStay:
     Attributes:
         store: The store.
         reason: Why.
-        is_compact: Whether the newest version is one file: versions after it need no older ones.
+        is_compact: Whether the newest version is one file: the query's next need no older ones.
         oldest_version: The oldest version there is a delta of.
         num_files, num_bytes: State files of such versions.
     """
@@ -138,8 +138,9 @@ class Expire(Result):
         if any(stay.reason != "pinned" and not stay.is_compact for stay in self.stays):
             uri = shlex.quote(self.checkpoint)
             lines.append(
-                f"To let go of them: statestore compact {uri} --yes. Versions that are committed "
-                "after that need no older ones: expire again when those are all that is kept."
+                f"To let go of them: statestore compact {uri} --yes. Versions that the query "
+                "commits after that need no older ones: expire again when those are all that is "
+                "kept."
             )
         elif any(stay.reason != "pinned" for stay in self.stays):
             lines.append("They go when later versions are all that is kept: the newest is compact.")
