@@ -28,6 +28,7 @@ from statestore.core.errors import (
     StateStoreError,
 )
 from statestore.core.progress import CallPool
+from statestore.io.fetch_cache import open_fetched
 from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
@@ -147,20 +148,23 @@ def open_all(location: StoreLocation, refs: Sequence[FileRef]) -> Generator[Stat
 
 
 def open_ref(location: StoreLocation, ref: FileRef) -> StateFile:
-    """Fetch, open and verify one referenced file, or the blocks of its clip.
+    """Fetch, open and verify one referenced file, or the blocks of its clip, as `open_fetched`.
 
     Raises:
         NotFoundError, CorruptionError, FencedError, IncompatibleError, StorageError:
             As `load_files`.
     """
     path = location.path(ref.path)
-    local_path = _fetch(location, ref)
-    with named_errors("open a file", local_path):
-        file = StateFile(local_path, ref.clip, path)
-    check_store(file.trailer, store_of_path(location.store, ref.path), path)
-    check_ref(file.trailer, file.size, ref, path)
-    file.verify()
-    return file
+
+    def verified(local_path: str) -> StateFile:
+        with named_errors("open a file", local_path):
+            file = StateFile(local_path, ref.clip, path)
+        check_store(file.trailer, store_of_path(location.store, ref.path), path)
+        check_ref(file.trailer, file.size, ref, path)
+        file.verify()
+        return file
+
+    return open_fetched(lambda: _fetch(location, ref), verified)
 
 
 def _fetch(location: StoreLocation, ref: FileRef) -> str:

@@ -10,16 +10,43 @@ import weakref
 from collections import OrderedDict
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from statestore.core.errors import CorruptionError
 from statestore.io.local import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 
+Opened = TypeVar("Opened")
+
+
 class FetchedPath(str):
     """Path of a local copy, which stays for as long as this object is held."""
+
+
+def open_fetched(fetch: Callable[[], str], verified: Callable[[str], Opened]) -> Opened:
+    """Return a fetched file, opened and verified.
+
+    Where it is damaged it is fetched once more: the copy may have been damaged on the local disk.
+
+    Args:
+        fetch: Fetches it.
+        verified: Opens its local path.
+
+    Raises:
+        CorruptionError: The file itself is damaged.
+        Whatever else the two raise.
+    """
+    local_path = fetch()
+    try:
+        return verified(local_path)
+    except CorruptionError:
+        if not isinstance(local_path, FetchedPath):
+            raise
+        Path(local_path).unlink(missing_ok=True)
+        return verified(fetch())
 
 
 class FetchCache:

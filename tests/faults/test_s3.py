@@ -420,6 +420,34 @@ def test_bucket_is_the_host_of_a_uri():
 
 
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_copy_that_is_damaged_is_fetched_again(io, s3_server, bucket, backend):
+    """Catches damage of a local disk that stays, or that is mended in the bucket."""
+    checkpoint = at(f"/{bucket}/checkpoint", io=io)
+    directory = f"/{bucket}/checkpoint/state/0/0"
+    with checkpoint.open_store(backend=backend) as store:
+        for number in range(2):
+            batch = store.begin()
+            batch.put(b"key", b"value %d" % number)
+            batch.commit()
+
+    def damage_copies(kind):
+        for name in (info.name for info in io.list(directory) if kind in info.name):
+            copy = Path(io.fetch(f"{directory}/{name}"))
+            data = bytearray(copy.read_bytes())
+            data[20] ^= 1
+            copy.write_bytes(data)
+
+    damage_copies("delta")
+    with checkpoint.open_store(version=2) as store, checkpoint.open_store(version=2) as another:
+        assert store.get(b"key") == another.get(b"key") == b"value 1"
+        store.snapshot()
+        damage_copies("snapshot")
+        s3_server.requests.clear()
+        another.snapshot()
+    assert s3_server.requests["PUT"] == 1  # which was refused
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
 def test_damaged_file_is_named_as_it_is_in_the_bucket(io, bucket, backend):
     """Catches an error that names the copy on the local disk, which is gone by then."""
     uri = f"/{bucket}/checkpoint"

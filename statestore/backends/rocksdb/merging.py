@@ -47,6 +47,7 @@ from statestore.checkpoint.trailers import PublishedFile
 from statestore.codec.rows import DELETE, MAX_BLOCK_ROWS, SCHEMA, from_numpy
 from statestore.codec.sealed_file import SealedFile
 from statestore.core.options import StateStoreOptions
+from statestore.io.fetch_cache import open_fetched
 from statestore.io.file_io import existing_file
 from statestore.io.local import named_errors
 
@@ -63,20 +64,23 @@ if TYPE_CHECKING:
 
 
 def open_sst(location: StoreLocation, ref: FileRef) -> SealedFile:
-    """Fetch, open and verify one referenced file.
+    """Fetch, open and verify one referenced file, as `open_fetched`.
 
     Raises:
         NotFoundError, CorruptionError, FencedError, IncompatibleError, StorageError:
             As `load_files`.
     """
     path = location.path(ref.path)
-    local_path = location.io.fetch(path)
-    with named_errors("open a file", local_path):
-        file = SealedFile(local_path, path)
-    check_store(file.trailer, store_of_path(location.store, ref.path), path)
-    check_ref(file.trailer, file.size, ref, path)
-    file.verify()
-    return file
+
+    def verified(local_path: str) -> SealedFile:
+        with named_errors("open a file", local_path):
+            file = SealedFile(local_path, path)
+        check_store(file.trailer, store_of_path(location.store, ref.path), path)
+        check_ref(file.trailer, file.size, ref, path)
+        file.verify()
+        return file
+
+    return open_fetched(lambda: location.io.fetch(path), verified)
 
 
 @dataclass(frozen=True, slots=True)
