@@ -203,8 +203,11 @@ def make_placement(
     try:
         home.io.write(binding, _encode(fields), sync=sync, overwrite=False)
     except FencedError:
-        io.delete(owner)
-        return read_placement(home.io, home.root) or made
+        # It may be this one: some file systems send a request again that has counted.
+        bound = read_placement(home.io, home.root) or made
+        if bound != made:
+            io.delete(owner)
+        return bound
     return made
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from statestore import Checkpoint
-from statestore.checkpoint.layout import StoreLocation
+from statestore.checkpoint.layout import OWNER_NAME, StoreLocation
 from statestore.checkpoint.placement import make_placement, read_placement
 from statestore.codec.references import StoreName
 from statestore.codec.rows import PUT, Row
@@ -167,6 +167,23 @@ def test_engines_agree_on_one_directory(make_shim, tmp_path):
     for shim, call, reply in zip(shims, commits, replies, strict=True):
         shim.committed(call, reply["ok"])
         assert fresh.call("load", **{**shim.load(), "options": shim.options})["num_keys"] == 1
+
+
+def test_directory_that_is_bound_keeps_its_owner():
+    """Catches state of nobody, where a write that has counted is sent again by the file system."""
+
+    class SentAgain(MemoryFileIO):
+        def write(self, path, data, **how):
+            super().write(path, data, **how)
+            super().write(path, data, **how)
+
+    home = StoreLocation(SentAgain(""), "/ck/state", StoreName(0, 0))
+    io = MemoryFileIO("")
+
+    made, late = (make_placement(home, "/ck", io, "/all", "/all", sync=False) for _ in range(2))
+
+    assert made == late == read_placement(home.io, home.root)
+    assert [info.name for info in io.list_tree("/all")] == [f"{made.id}/{OWNER_NAME}"]
 
 
 def test_executor_learns_where_another_put_the_state(make_shim):
