@@ -87,6 +87,9 @@ def read_delta_trailer(
 ) -> PublishedFile:
     """Read the trailer of the delta that makes a version.
 
+    A file of checkpoint format v1 may be of another attempt than the one asked for, whose equal
+    rows are as good: the caller compares lineages.
+
     Args:
         location: The store.
         version: At least 1.
@@ -104,11 +107,22 @@ def read_delta_trailer(
             found = read_trailer(location, name, known)
         except NotFoundError:
             continue
-        # In format v1 another attempt's equal rows are as good; the lineage tells, not the ID.
         asked = checkpoint_id if name == location.delta_name(version, checkpoint_id) else None
         check_version(found.trailer, version, asked, location.path(name))
         return found
     raise missing_version(location, version, checkpoint_id)
+
+
+def read_attempt(location: StoreLocation, version: int, checkpoint_id: str | None) -> PublishedFile:
+    """Read the trailer of the delta that makes a version by the attempt asked for, and no other.
+
+    Arguments and errors as `read_delta_trailer`.
+    """
+    found = read_delta_trailer(location, version, checkpoint_id)
+    if checkpoint_id not in (None, found.trailer.checkpoint_id):
+        # One of format v1, which a repair took back before the query changed to v2.
+        raise missing_version(location, version, checkpoint_id)
+    return found
 
 
 def missing_version(

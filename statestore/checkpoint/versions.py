@@ -16,7 +16,7 @@ from statestore.checkpoint.snapshot import SnapshotStatus
 from statestore.checkpoint.summaries import Summaries
 from statestore.checkpoint.trailers import (
     other_provider_error,
-    read_delta_trailer,
+    read_attempt,
     read_trailer,
 )
 from statestore.core.errors import CorruptionError, NotFoundError
@@ -95,7 +95,7 @@ class VersionsBase(ABC):
         options: StateStoreOptions,
     ) -> PublishedFile:
         """Read the delta of a version that fits the query; errors as the two calls."""
-        head = read_delta_trailer(self.location, version, checkpoint_id)
+        head = read_attempt(self.location, version, checkpoint_id)
         check_settings(
             head.trailer,
             backend=self._backend,

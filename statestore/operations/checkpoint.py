@@ -19,7 +19,7 @@ from statestore.checkpoint.operator_metadata import (
 )
 from statestore.checkpoint.placement import read_placement
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY
-from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer
+from statestore.checkpoint.trailers import PublishedFile, read_attempt
 from statestore.codec.partition_key import is_single
 from statestore.codec.references import StoreName
 from statestore.core.errors import (
@@ -425,11 +425,11 @@ class OpenCheckpoint(QueryLogs):
 
         Raises:
             NotFoundError, IncompatibleError, CorruptionError, FencedError, StorageError: As
-                `read_delta_trailer`.
+                `read_attempt`.
         """
         checkpoint_id = self.checkpoint_id(store, version)
         try:
-            return read_delta_trailer(self.location(store), version, checkpoint_id)
+            return read_attempt(self.location(store), version, checkpoint_id)
         except NotFoundError as error:
             metadata = operator_metadata_path(self.state_directory, store.operator)
             error.fields["named_by"] = f"{self.commits.path(version - 1)}, {metadata}"

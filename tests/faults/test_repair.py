@@ -18,7 +18,7 @@ from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.upkeep.repair import repair
 from statestore.operations.upkeep.verify import verify
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
-from tests.checkpoints import read_rows
+from tests.checkpoints import make_query, read_rows
 from tests.damaged import NOW, deltas, flip, make_small, make_with_snapshots, run, without_leases
 from tests.fault_io import Fault, FaultFileIO
 from tests.rescaled import KEYED, end_process, listing, make, newest
@@ -252,6 +252,28 @@ def test_state_in_a_drivers_memory_is_not_damage(tmp_path):
             operation(Checkpoint(made.path))
         assert raised.value.kind == "driver-lost"
     assert Path(made.path, "commits", "0").exists()
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_attempt_that_is_lost_is_not_one_that_a_repair_took_back(tmp_path, backend):
+    """Catches rows of a batch that never counted, read in a format that names each attempt."""
+    query = make_query(tmp_path / "query", 2, backend=backend, num_partitions=2)
+    flip(deltas(query, 2)[0])
+    checkpoint = Checkpoint(query.path)
+    assert checkpoint.repair().version == 1
+    query.checkpoint_format = 2
+    query.restart()
+    query.run_batch({"key-1": "again"})
+    old, lost = deltas(query, 2, partition=0)
+    assert old.name.startswith("2.delta")
+    lost.unlink()
+
+    for read in (
+        lambda: read_rows(query.path),
+        lambda: checkpoint.open_store(version=2, checkpoint_id=lost.name[2:34]),
+    ):
+        with pytest.raises(NotFoundError, match=f"version-not-found.*{lost.name}"):
+            read()
 
 
 def test_repair_of_a_checkpoint_with_nothing_readable_says_so(made):

@@ -24,7 +24,7 @@ from statestore.checkpoint.load import (
     open_ref,
 )
 from statestore.checkpoint.snapshot import SnapshotWriter, is_snapshot_due
-from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer
+from statestore.checkpoint.trailers import PublishedFile, read_attempt
 from statestore.checkpoint.versions import VersionsBase
 from statestore.codec.trailer import compute_lineage
 from statestore.core.errors import StorageError
@@ -218,7 +218,7 @@ class FilesystemVersions(VersionsBase):
             IncompatibleError: One was written whole.
             CorruptionError, FencedError, StorageError: As `load_files`.
         """
-        head = read_delta_trailer(self.location, end_version, checkpoint_id)
+        head = read_attempt(self.location, end_version, checkpoint_id)
         refs = deltas_since(self.location, head, start_version)
         check_first_change(self.location, refs, start_version)
         files = [open_ref(self.location, ref) for ref in refs]

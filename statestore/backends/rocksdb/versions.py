@@ -28,7 +28,7 @@ from statestore.checkpoint.commit import (
 )
 from statestore.checkpoint.lineage import check_parent
 from statestore.checkpoint.load import chain_from_snapshot, deltas_since
-from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer
+from statestore.checkpoint.trailers import PublishedFile, read_attempt, read_delta_trailer
 from statestore.checkpoint.versions import VersionsBase
 from statestore.codec.references import VersionRef
 from statestore.codec.trailer import Block, compute_lineage
@@ -379,7 +379,7 @@ class RocksDBVersions(VersionsBase):
 
         Args and errors as FilesystemVersions.changes; `directory` as `write_change_feed` takes it.
         """
-        head = read_delta_trailer(self.location, end_version, checkpoint_id)
+        head = read_attempt(self.location, end_version, checkpoint_id)
         deltas = deltas_since(self.location, head, start_version)
         return head, write_change_feed(
             self.location, deltas, start_version, directory, self._memory
