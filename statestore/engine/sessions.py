@@ -121,6 +121,11 @@ class Sessions:
                 (self._open if session.providers else self._closed)[key] = session
                 if made not in (known, session):  # another call was first
                     self._rocksdb_directories.discard(made.versions.local_directory)
+            if request.options().checkpoint_storage:
+                # Where it was opened for version 0, which is nowhere yet.
+                home = key[0], self._storages.home(request)
+                if home != key:
+                    self._leave(home, request.provider())
             return session
 
     def close(self, request: Request) -> None:
@@ -132,18 +137,22 @@ class Sessions:
                 while len(self._gone) > _MAX_GONE:
                     self._gone.popitem(last=False)
         for key in self._keys_to_close(request):
-            with self._lock:
-                session = self._open.get(key)
-                if session is None:
-                    continue
-                session.providers.discard(provider)
-                is_unused = not session.providers
-                if is_unused:
-                    self._closed[key] = self._open.pop(key)
-            session.end_reading(provider)
-            if is_unused:
-                session.close()
+            self._leave(key, provider)
         self._forget_closed()
+
+    def _leave(self, key: tuple[str, StoreLocation], provider: str) -> None:
+        """Note that a provider instance no longer uses a store at a place, if it did."""
+        with self._lock:
+            session = self._open.get(key)
+            if session is None:
+                return
+            session.providers.discard(provider)
+            is_unused = not session.providers
+            if is_unused:
+                self._closed[key] = self._open.pop(key)
+        session.end_reading(provider)
+        if is_unused:
+            session.close()
 
     def _open_versions(self, request: Request, location: StoreLocation) -> Versions:
         return open_versions(
@@ -188,7 +197,8 @@ class Sessions:
         backend = request.backend(BACKENDS)
         # A close of the heap backend comes without the address of the driver's memory.
         if backend not in IN_DRIVER_MEMORY:
-            return [(backend, self._storages.locate(request))]
+            places = self._storages.locate(request), self._storages.home(request)
+            return [(backend, place) for place in places]
         place = root_in_memory(request), request.store_name()
         with self._lock:
             return [

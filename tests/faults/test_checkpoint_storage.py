@@ -196,6 +196,23 @@ def test_executor_learns_where_another_put_the_state(make_shim):
     assert early.call("load", **shim.load())["num_keys"] == 1
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_store_is_open_once_and_not_when_it_is_closed(make_shim, is_first):
+    """Catches the place of version 0 that stays open: memory is divided by all that are."""
+    shim = make_shim()
+    engine = Engine(shim.scratch)
+    engine.call("load", **shim.load(0))
+    if is_first:
+        shim.commit(engine, rows(1))
+        assert engine._sessions.num_open == 1
+    else:
+        commit_all(Engine(shim.scratch), shim, 1)
+
+    engine.call("close", **shim.load())
+
+    assert engine._sessions.num_open == 0
+
+
 @pytest.mark.parametrize("damage", [b"", b"[]", b'{"format_version": 1}', b'{"format_version": 9,'
     b' "storage": "s3://b", "id": "x"}'])  # fmt: skip
 def test_damaged_placement_is_named(make_shim, tmp_path, damage):
