@@ -74,12 +74,6 @@ class LoadedVersion:
         return sum(length for file in self.files for _, length in file.slices)
 
     @property
-    def snapshot_version(self) -> int:
-        """Version of the store's own snapshot the files start with, -1 when there is none."""
-        first = self.refs[0]
-        return first.version if first.kind == "snapshot" and not first.is_foreign else -1
-
-    @property
     def num_keys(self) -> int | None:
         """Rows of the version, None where they must be read to be counted."""
         return self.head.trailer.num_keys

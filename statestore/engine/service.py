@@ -188,8 +188,7 @@ class EngineService:
         session = self._sessions.of(request, is_reader=num_partitions is None)
         if version == 0:
             max_parallelism = session.load_empty(num_partitions or 1, options)
-            load_ms = self._clock.elapsed_ms() - start_ms
-            return _empty_reply(max_parallelism, self._requests(session), load_ms)
+            return _empty_reply(max_parallelism, self._requests(session))
         from_snapshot = None
         if request.get_optional("from_snapshot", dict) is not None:
             from_snapshot = request.child("from_snapshot").get("version", int)
@@ -209,11 +208,8 @@ class EngineService:
                 raise
             logger.warning("the query goes on from empty state: error=%s", error)
             max_parallelism = session.load_empty(num_partitions or 1, options)
-            load_ms = self._clock.elapsed_ms() - start_ms
-            empty = _empty_reply(max_parallelism, self._requests(session), load_ms)
-            return empty | {"version": version}
-        fetched_ms = self._clock.elapsed_ms()
-        self._telemetry.loaded(fetched_ms - start_ms, restored.bytes_read)
+            return _empty_reply(max_parallelism, self._requests(session)) | {"version": version}
+        self._telemetry.loaded(self._clock.elapsed_ms() - start_ms, restored.bytes_read)
         head = restored.head.trailer
         return {
             "version": head.version,
@@ -228,12 +224,9 @@ class EngineService:
             "files": [_file(file) for file in restored.files],
             "view": restored.view,
             "key_group_filter": restored.has_foreign_rows,
-            "snapshot_version": restored.snapshot_version,
             "files_read": restored.files_read,
             "bytes_read": restored.bytes_read,
             "requests": self._requests(session),
-            "fetch_ms": fetched_ms - start_ms,
-            "load_ms": self._clock.elapsed_ms() - start_ms,
         }
 
     def _commit(self, request: Request) -> Reply:
@@ -262,7 +255,6 @@ class EngineService:
             "checkpoint_id": published.trailer.checkpoint_id,
             "lineage": published.trailer.lineage,
             "size": published.ref.size,
-            "checksum_ms": times.checksum_ms,
             "publish_ms": times.publish_ms,
             "sync_ms": times.sync_ms,
             "version_bytes": published.ref.size + sum(ref.size for ref in published.trailer.files),
@@ -307,8 +299,6 @@ class EngineService:
         )
         return {
             "snapshot": _snapshot(session.versions.snapshot_status),
-            "files_deleted": cleanup.num_files,
-            "bytes_deleted": cleanup.num_bytes,
             "files_left": cleanup.num_left,
         }
 
@@ -384,7 +374,7 @@ def _error(reported: StateStoreError, raised: Exception) -> Reply:
     return reported.to_json() | {"traceback": "".join(traceback.format_exception(raised, limit=-8))}
 
 
-def _empty_reply(max_parallelism: int, requests: dict[str, int], load_ms: float) -> Reply:
+def _empty_reply(max_parallelism: int, requests: dict[str, int]) -> Reply:
     return {
         "version": 0,
         "checkpoint_id": None,
@@ -398,12 +388,9 @@ def _empty_reply(max_parallelism: int, requests: dict[str, int], load_ms: float)
         "files": [],
         "view": None,
         "key_group_filter": False,
-        "snapshot_version": -1,
         "files_read": 0,
         "bytes_read": 0,
         "requests": requests,
-        "fetch_ms": 0.0,
-        "load_ms": load_ms,
     }
 
 
@@ -412,7 +399,6 @@ def _file(file: StateFile) -> Reply:
         "path": file.path,
         "kind": file.trailer.kind,
         "rows": file.trailer.rows.total,
-        "arrow_length": file.trailer.body_length,
         "clip": file.clip and [file.clip.modulus, file.clip.remainder],
         "slices": file.slices,
     }

@@ -136,7 +136,6 @@ def test_cleanup_goes_on_with_the_next_maintenance_when_its_time_is_up(tmp_path,
         replies += [engine.call("maintain", **asked) for _ in range(5)]
 
     left = [reply["files_left"] for reply in replies]
-    assert replies[0]["files_deleted"] == 1_000
     assert left[0] >= 1_500
     assert left == [max(0, left[0] - 1_000 * number) for number in range(6)]
     assert not list(directory.glob("[12]_*"))

@@ -58,8 +58,8 @@ def test_calls_of_a_query(shim, engine):
     for number in range(1, 8):
         reply = shim.commit(engine, rows(number))
         assert set(reply) == {
-            "checkpoint_id", "lineage", "size", "publish_ms", "sync_ms", "checksum_ms", "snapshot",
-            "requests", "version_bytes", "rss_share_bytes", "rocksdb_share_bytes",
+            "checkpoint_id", "lineage", "size", "publish_ms", "sync_ms", "snapshot", "requests",
+            "version_bytes", "rss_share_bytes", "rocksdb_share_bytes",
         }  # fmt: skip
         assert not Path(f"{shim.scratch}/0-{number}.arrows").exists()
 
@@ -67,15 +67,15 @@ def test_calls_of_a_query(shim, engine):
     assert set(loaded) == {
         "version", "checkpoint_id", "lineage", "max_parallelism", "num_partitions", "rescalable",
         "num_keys", "num_internal_keys", "column_families", "files", "view", "key_group_filter",
-        "snapshot_version", "files_read", "bytes_read", "load_ms", "fetch_ms", "requests",
+        "files_read", "bytes_read", "requests",
     }  # fmt: skip
     assert loaded["num_keys"] == 7
     assert loaded["column_families"][0]["key_schema"] == "{}"
-    assert all(Path(file["path"]).stat().st_size > file["arrow_length"] for file in loaded["files"])
+    assert all(Path(file["path"]).is_file() for file in loaded["files"])
 
     newest = {"store": shim.store, "version": 7, "checkpoint_id": None, "options": OPTIONS}
     maintained = engine.call("maintain", **newest, snapshot=True, cleanup=True)
-    assert set(maintained) == {"snapshot", "files_deleted", "bytes_deleted", "files_left"}
+    assert set(maintained) == {"snapshot", "files_left"}
     changes = engine.call(
         "changes", store=shim.store, start_version=6, end_version=7, checkpoint_id=None
     )

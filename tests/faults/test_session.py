@@ -269,7 +269,7 @@ def test_maintenance_takes_a_due_snapshot_and_expires(bench):
 
     assert session.versions.snapshot_status.version == 9
     assert cleanup.num_files == 6
-    assert session.versions.load(10, None, 1, OPTIONS).snapshot_version == 9
+    assert session.versions.load(10, None, 1, OPTIONS).refs[0].version == 9
     with pytest.raises(NotFoundError):
         session.versions.load(5, None, 1, OPTIONS)
 

@@ -10,7 +10,6 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from statestore.backends.rocksdb.chain import newest_summary
 from statestore.backends.rocksdb.database import LocalDatabase, LocalView
 from statestore.backends.rocksdb.merging import LaidOut, lay_out, open_sst
 from statestore.checkpoint.load import PARALLEL_FETCHES
@@ -38,7 +37,6 @@ class LocalVersion:
     Attributes:
         head: The delta of the version.
         view: Directory of its view, None for a store that never had rows.
-        refs: The files that make it.
         files_read, bytes_read: Fetched files and bytes.
         has_foreign_rows: Whether the view has rows of other state partitions, to be passed over.
         num_keys, num_internal_keys: Rows of the version, None where they must be read to be
@@ -47,19 +45,12 @@ class LocalVersion:
 
     head: PublishedFile
     view: str | None
-    refs: tuple[FileRef, ...]
     files_read: int
     bytes_read: int
     has_foreign_rows: bool
     num_keys: int | None
     num_internal_keys: int | None
     files: tuple[StateFile, ...] = ()
-
-    @property
-    def snapshot_version(self) -> int:
-        """Version of the newest merged file or snapshot among the files, -1 without one."""
-        summary = newest_summary(self.refs)
-        return -1 if summary is None else summary.version
 
 
 class LocalVersions:
@@ -99,7 +90,7 @@ class LocalVersions:
         database = self._open(options)
         view = database.view(head.trailer.version_ref)
         if view is not None:
-            return self._version(head, chain, view, ())
+            return self._version(head, view, ())
         return self._advance(database, head, chain)
 
     def is_near(self, version: VersionRef) -> bool:
@@ -147,19 +138,14 @@ class LocalVersions:
             database.forget()
             database.go_to(None)
             view = self._ingest(database, files, target, owned)
-        return self._version(head, chain, view, tuple(ref for ref, _ in files))
+        return self._version(head, view, tuple(ref for ref, _ in files))
 
     def _version(
-        self,
-        head: PublishedFile,
-        chain: tuple[FileRef, ...],
-        view: LocalView,
-        read: tuple[FileRef, ...],
+        self, head: PublishedFile, view: LocalView, read: tuple[FileRef, ...]
     ) -> LocalVersion:
         return LocalVersion(
             head,
             view.path,
-            chain,
             files_read=len(read),
             bytes_read=sum(ref.size for ref in read),
             has_foreign_rows=view.is_mixed,
