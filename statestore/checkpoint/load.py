@@ -7,6 +7,7 @@ files its own version's delta names, a longer chain; a damaged delta has no repl
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -224,7 +225,10 @@ def _check_follower(location: StoreLocation, follower: FileRef, delta: Published
 
 
 def chain_from_snapshot(
-    location: StoreLocation, head: PublishedFile, snapshot_version: int
+    location: StoreLocation,
+    head: PublishedFile,
+    snapshot_version: int,
+    checkpoint_id: str | None = None,
 ) -> tuple[FileRef, ...]:
     """Return the files that make a version: exactly one snapshot and every delta after it.
 
@@ -232,9 +236,11 @@ def chain_from_snapshot(
         location: The store.
         head: The delta of the version to end at.
         snapshot_version: Version of the snapshot, at least 1 and at most the head's.
+        checkpoint_id: The attempt that it is of in checkpoint format v2, None in v1.
 
     Raises:
-        NotFoundError: That snapshot (kind snapshot-not-found), or a delta after it, is not there.
+        NotFoundError: That snapshot (kind snapshot-not-found), or a delta after it, is not there;
+            or the version is built on another attempt than the snapshot (the same kind).
         CorruptionError, FencedError, IncompatibleError, StorageError: A trailer cannot be read.
     """
     deltas = deltas_since(location, head, snapshot_version)
@@ -248,17 +254,20 @@ def chain_from_snapshot(
             snapshot_version=snapshot_version,
             to_fix="start at a version that has a snapshot and is not newer than the end",
         )
-    name = location.summary_name("snapshot", start.version, start.checkpoint_id)
-    try:
-        snapshot = read_trailer(location, name).ref
-    except NotFoundError as error:
+    asked = checkpoint_id or start.checkpoint_id
+    name = location.summary_name("snapshot", start.version, asked)
+    snapshot = None
+    if asked == start.checkpoint_id:  # no other attempt leads to the version
+        with suppress(NotFoundError):
+            snapshot = read_trailer(location, name).ref
+    if snapshot is None:
         raise NotFoundError(
             "no snapshot of that version",
             kind="snapshot-not-found",
             file=location.path(name),
             snapshot_version=snapshot_version,
             to_fix="start at a version that has a snapshot; `statestore list` shows them",
-        ) from error
+        )
     return (snapshot, *(ref for ref in deltas if ref.version > snapshot_version))
 
 

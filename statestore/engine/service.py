@@ -191,7 +191,8 @@ class EngineService:
             return _empty_reply(max_parallelism, self._requests(session))
         from_snapshot = None
         if request.get_optional("from_snapshot", dict) is not None:
-            from_snapshot = request.child("from_snapshot").get("version", int)
+            asked = request.child("from_snapshot")
+            from_snapshot = asked.get("version", int), asked.get_optional("checkpoint_id", str)
         checkpoint_id = request.get_optional("checkpoint_id", str)
         try:
             with self._storages.fetched_stay():

@@ -94,7 +94,7 @@ class Session:
         checkpoint_id: str | None,
         num_partitions: int,
         options: StateStoreOptions,
-        from_snapshot: int | None,
+        from_snapshot: tuple[int, str | None] | None,
     ) -> LoadedVersion | LocalVersion:
         """Restore a version for a query; see FilesystemVersions.load.
 
@@ -121,7 +121,7 @@ class Session:
         version: int,
         checkpoint_id: str | None,
         options: StateStoreOptions,
-        from_snapshot: int | None,
+        from_snapshot: tuple[int, str | None] | None,
     ) -> LoadedVersion | LocalVersion:
         """Restore a version for a reader without a query, beside loads and commits.
 

@@ -218,3 +218,23 @@ def test_replay_starts_at_exactly_the_snapshot_asked_for(tmp_path):
         with pytest.raises(AssertionError, match=re.escape(str(snapshot))):
             replay(6, 4)
         assert len(in_view(shim.view(engine))) == 6
+
+
+@pytest.mark.parametrize("shim_class", [Shim, RocksDBShim])
+def test_replay_starts_at_no_snapshot_of_another_attempt(tmp_path, shim_class):
+    """Catches a state reader that is told that an attempt has a snapshot, which another has."""
+    shim = shim_class(tmp_path, checkpoint_format=2)
+    with EngineProcess(shim.scratch) as engine:
+        for number in (1, 2, 3):
+            request = {**shim.request(rows(number)), "force_snapshot": number == 2}
+            shim.committed(request, engine.call("commit", **request))
+            while engine.call("status")["snapshots_in_flight"]:
+                time.sleep(0.01)
+
+        def replay(attempt):
+            asked = {"version": 2, "checkpoint_id": f"{attempt:032x}"}
+            return engine.call("load", **shim.load(from_snapshot=asked))
+
+        assert replay(2)["num_keys"] == 3
+        with pytest.raises(AssertionError, match=rf"\[snapshot-not-found\].*/2_{9:032x}.snapshot"):
+            replay(9)

@@ -333,13 +333,13 @@ def test_restore_from_an_exact_snapshot(bench):
         bench.commit()
         bench.wait_for_snapshot(bench.parent.version // 3 * 3)
 
-    restored = bench.session.load(7, None, 1, OPTIONS, from_snapshot=3)
+    restored = bench.session.load(7, None, 1, OPTIONS, from_snapshot=(3, None))
 
     assert [(ref.kind, ref.version) for ref in restored.refs] == [
         ("snapshot", 3), ("delta", 4), ("delta", 5), ("delta", 6), ("delta", 7),
     ]  # fmt: skip
     with pytest.raises(NotFoundError, match="no snapshot of that version"):
-        bench.session.load(7, None, 1, OPTIONS, from_snapshot=4)
+        bench.session.load(7, None, 1, OPTIONS, from_snapshot=(4, None))
 
 
 def test_closed_session_serves_on_and_knows_its_snapshot(bench):

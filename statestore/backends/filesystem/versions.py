@@ -57,7 +57,7 @@ class FilesystemVersions(VersionsBase):
         checkpoint_id: str | None,
         num_partitions: int | None,
         options: StateStoreOptions,
-        from_snapshot: int | None = None,
+        from_snapshot: tuple[int, str | None] | None = None,
     ) -> LoadedVersion:
         """Restore a version; its files stay until the next load or commit, or `forget_heads`.
 
@@ -66,7 +66,8 @@ class FilesystemVersions(VersionsBase):
             checkpoint_id: The attempt in checkpoint format v2, None in v1.
             num_partitions: The query's, None to take the checkpoint's.
             options: max_parallelism is checked against the checkpoint.
-            from_snapshot: Version of the snapshot to start at, None for the best.
+            from_snapshot: Version and attempt of the snapshot to start at, as of
+                `chain_from_snapshot`; None for the best.
 
         Raises:
             NotFoundError, IncompatibleError, FencedError, CorruptionError, StorageError: As
@@ -86,7 +87,7 @@ class FilesystemVersions(VersionsBase):
         version: int,
         checkpoint_id: str | None,
         options: StateStoreOptions,
-        from_snapshot: int | None,
+        from_snapshot: tuple[int, str | None] | None,
         _turn: Turn,
     ) -> LoadedVersion:
         """Restore a version for a reader without a query, beside loads and commits.
@@ -105,12 +106,12 @@ class FilesystemVersions(VersionsBase):
         head: PublishedFile,
         chain_of: Callable[[PublishedFile, StateStoreOptions], tuple[FileRef, ...]],
         options: StateStoreOptions,
-        from_snapshot: int | None,
+        from_snapshot: tuple[int, str | None] | None,
     ) -> LoadedVersion:
         if from_snapshot is None:
             chain = chain_of(head, options)
         else:
-            chain = chain_from_snapshot(self.location, head, from_snapshot)
+            chain = chain_from_snapshot(self.location, head, *from_snapshot)
         return load_files(self.location, head, chain)
 
     def commit(

@@ -58,7 +58,7 @@ class HeapVersions(FilesystemVersions):
         checkpoint_id: str | None,
         num_partitions: int | None,
         options: StateStoreOptions,
-        from_snapshot: int | None = None,
+        from_snapshot: tuple[int, str | None] | None = None,
     ) -> LoadedVersion:
         """See FilesystemVersions.
 
@@ -73,7 +73,7 @@ class HeapVersions(FilesystemVersions):
         version: int,
         checkpoint_id: str | None,
         options: StateStoreOptions,
-        from_snapshot: int | None,
+        from_snapshot: tuple[int, str | None] | None,
         turn: Turn,
     ) -> LoadedVersion:
         """See FilesystemVersions; raises as `load` when the state is lost."""

@@ -100,7 +100,7 @@ class RocksDBVersions(VersionsBase):
         checkpoint_id: str | None,
         num_partitions: int | None,
         options: StateStoreOptions,
-        from_snapshot: int | None = None,
+        from_snapshot: tuple[int, str | None] | None = None,
     ) -> LocalVersion:
         """Bring a version into the local database, fetching the missing files.
 
@@ -120,7 +120,7 @@ class RocksDBVersions(VersionsBase):
         version: int,
         checkpoint_id: str | None,
         options: StateStoreOptions,
-        from_snapshot: int | None,
+        from_snapshot: tuple[int, str | None] | None,
         turn: Turn,
     ) -> LocalVersion:
         """Make a view of a version for a reader without a query, beside loads and commits.
@@ -176,14 +176,14 @@ class RocksDBVersions(VersionsBase):
             return local.bring_to(head, named, options)
 
     def _replay(
-        self, head: PublishedFile, snapshot_version: int, options: StateStoreOptions
+        self, head: PublishedFile, snapshot: tuple[int, str | None], options: StateStoreOptions
     ) -> LocalVersion:
         """Make a view of a version by exactly one snapshot, in a database of its own.
 
         The store's may have the version by another way. Open views of an earlier replay stay
         readable.
         """
-        chain = chain_from_snapshot(self.location, head, snapshot_version)
+        chain = chain_from_snapshot(self.location, head, *snapshot)
         shutil.rmtree(self._replay_directory, ignore_errors=True)
         local = LocalVersions(self.location, self._replay_directory, self._memory)
         loaded = local.bring_to(head, chain, options)
