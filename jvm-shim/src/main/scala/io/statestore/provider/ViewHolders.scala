@@ -16,10 +16,10 @@ private[provider] object ViewHolders {
   /** One that is loading for a task of the old run lets go when that task has ended. */
   private val MostWaitS = 1L
 
-  /** The instance is about to open a store of a query; another one of the store lets go. */
+  /** The instance is about to open a store of a query; that of another run of it lets go. */
   def hold(store: String, holder: ViewStateStoreProvider): Unit = {
     val before = holders.put(store, holder)
-    if (before != null && (before ne holder)) {
+    if (before != null && before.run != holder.run) {
       try letGo(before).get(MostWaitS, TimeUnit.SECONDS)
       catch { case _: TimeoutException => () }
     }
