@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv as standard_csv
 import datetime as dt
+import io
 import json
 import math
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +18,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from statestore.codec.spark_types import parse_schema
@@ -129,6 +132,8 @@ def test_text_that_is_not_of_the_type_is_refused_by_name(
         ("k.csv", "key.k,n\n1,2\n", "in neither the key nor the value"),
         ("k.csv", "k\n1\n", "in neither the key nor the value"),
         ("k.csv", "", "Empty CSV file"),
+        ("k.csv", 'key.k\na\n"b\nc\n', r"a quote is not closed.*k\.csv', line=3"),
+        ("k.csv", 'key.k\n"a\nb"\n"c"d\n', r"text follows.*k\.csv', line=4"),
         ("k.csv", "key.k,partition_id\n,1\n", "nothing may be a null or an empty text"),
         ("k.json", '{"key": {"k": 7}}', r"line=1, column='key\.k', value='7'"),
         ("k.json", '{"key.k": "a"}\n{"key.k": true}', "line=2"),
@@ -205,6 +210,28 @@ def test_csv_of_any_rows_is_read_back(tmp_path: Path) -> None:
     csv.write_csv(pa.table({"key.k": texts}), tmp_path / "k.csv")
 
     assert keys(tmp_path / "k.csv", "string") == texts
+
+
+@given(st.text('",\n\rab', max_size=12))
+@example('"' + "a" * 200_000 + '"')
+def test_csv_has_the_rows_that_another_reader_finds(text: str) -> None:
+    """Catches rows that a quote swallows, and good text that is refused."""
+    text = f'"key.k"\n{text}'
+    found: list[list[str]] = []
+    limit = standard_csv.field_size_limit(len(text))
+    with suppress(standard_csv.Error):
+        found = list(standard_csv.reader(io.StringIO(text, newline=""), strict=True))
+    standard_csv.field_size_limit(limit)
+    expected = [row[0] for row in found if len(row) == 1]
+    is_refused = len(expected) < len([*filter(None, found)]) or not found
+    with TemporaryDirectory() as directory:
+        path = Path(directory, "k.csv")
+        path.write_bytes(text.encode())
+        if is_refused:
+            with pytest.raises(InvalidArgumentError, match=r"quote is not closed|parse error"):
+                keys(path, "string")
+        else:
+            assert keys(path, "string") == expected[1:]
 
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {

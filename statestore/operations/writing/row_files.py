@@ -53,6 +53,8 @@ _CLOCK = r"[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?"
 _TIME = re.compile(_CLOCK)
 _NTZ = re.compile(rf"{_DATE.pattern}[ T]{_CLOCK}")
 _INSTANT = re.compile(rf"{_NTZ.pattern}(Z|[+-][0-9]{{2}}:[0-9]{{2}})")
+_CELL = rb'(?:"(?:[^"]++|"")*+"|[^",\r\n][^,\r\n]*+)?+'
+_CELLS = re.compile(rb"(?:\xef\xbb\xbf)?+(?:%b[,\r\n])*+%b" % (_CELL, _CELL))
 _DURATION = re.compile(
     r"((?P<days>-?[0-9]{1,9}) days?, )?(?P<hours>[0-9]{1,2}):(?P<minutes>[0-9]{2})"
     r":(?P<seconds>[0-9]{2})(\.(?P<fraction>[0-9]{1,6}))?"
@@ -159,6 +161,7 @@ def _in_utc(kind: Any, path: str, instants: set[str]) -> Any:
 def _read_csv(data: bytes, path: Path, kinds: dict[str, SparkType]) -> pa.Table:
     import pyarrow.csv as csv
 
+    _require_closed_quotes(data, path)
     parsed = csv.ParseOptions(newlines_in_values=True)
     with csv.open_csv(io.BytesIO(data), parse_options=parsed) as file:
         names = file.schema.names
@@ -174,6 +177,19 @@ def _read_csv(data: bytes, path: Path, kinds: dict[str, SparkType]) -> pa.Table:
         kind = _type_at(name, kinds)
         columns.append(column if kind is None else _typed(path, name, kind, column.to_pylist()))
     return pa.Table.from_arrays(columns, names=names)
+
+
+def _require_closed_quotes(data: bytes, path: Path) -> None:
+    """Refuse what Arrow takes: a quote up to the end of the file, and text behind a closing one."""
+    cells = _CELLS.match(data)
+    end = cells.end() if cells else 0
+    if end < len(data):
+        raise InvalidArgumentError(
+            "a quote is not closed, or text follows the closing one",
+            file=str(path),
+            line=len(data[: end + 1].splitlines()),
+            to_fix='close it, and write a quote within quoted text as ""',
+        )
 
 
 def _typed(path: Path, name: str, kind: SparkType, texts: list[str | None]) -> pa.Array[Any]:
