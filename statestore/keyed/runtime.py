@@ -59,8 +59,9 @@ class RuntimeContext:
         """Return the handle of a value state.
 
         Raises:
-            InvalidArgumentError: Another state has its name; no type of Spark is its type, or not
-                that of its default; it has a time to live, and the time mode is another one.
+            InvalidArgumentError: Another state has its name, or `delete_state` was given it; no
+                type of Spark is its type, or not that of its default; it has a time to live, and
+                the time mode is another one.
         """
         return self._give(descriptor, ValueState, "getValueState")
 
@@ -86,13 +87,20 @@ class RuntimeContext:
         """Forget a state of all keys that the function had before, if there is one of the name.
 
         A `Checkpointed` function is opened again for each key: its task has deleted it by then.
+
+        Raises:
+            InvalidArgumentError: The function has taken a state of the name; it is as it was.
         """
+        if name in self._given:
+            raise _deleted_and_taken(name)
         if self._handle is not None and name not in self._deleted:
             self._handle.deleteIfExists(name)
-            self._deleted.add(name)
+        self._deleted.add(name)
 
     def _give(self, descriptor: StateDescriptor, kind: Callable[..., State], get: str) -> State:
         name = descriptor.name
+        if name in self._deleted:
+            raise _deleted_and_taken(name)
         if name in self._given:
             known, state = self._given[name]
             if self._is_same(known, descriptor):
@@ -140,6 +148,14 @@ class RuntimeContext:
         )
         is_same = next(says) == next(says)
         return is_same and (self._handle is not None or known.types == descriptor.types)
+
+
+def _deleted_and_taken(name: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "a state is deleted and taken: each task would empty it",
+        to_fix="take it under another name, or do not delete it",
+        state=name,
+    )
 
 
 def _refuse_calls(state: Any, name: str) -> None:

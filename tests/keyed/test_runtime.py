@@ -75,6 +75,20 @@ def test_state_is_deleted_once_for_all_instances_of_a_function() -> None:
     assert deleted == ["sum"]
 
 
+@pytest.mark.parametrize("handle", [None, task(a_store())])
+def test_refused_when_a_state_is_deleted_and_taken(handle: Any) -> None:
+    """Catches a state that each task of each batch empties."""
+    runtime = RuntimeContext(handle, {}, "None")
+    runtime.delete_state("sum")
+    with pytest.raises(InvalidArgumentError, match=r"deleted and taken.*state='sum'"):
+        runtime.get_reducing_state(reducing())
+
+    runtime = RuntimeContext(handle, {}, "None")
+    runtime.get_reducing_state(reducing())
+    with pytest.raises(InvalidArgumentError, match=r"deleted and taken.*state='sum'"):
+        runtime.delete_state("sum")
+
+
 @pytest.mark.parametrize(
     "other",
     [
