@@ -5,14 +5,16 @@ reducing or aggregating state is therefore read at most once and written at most
 and batch, and what is appended to a list is written together: when the key's rows are done. A batch
 that fails writes nothing, as ever. Lists are read and maps are read and written call by call.
 
-What a handle returns is a copy: changing it changes nothing before `update`. What a handle is given
-is converted at once, and refused with InvalidArgumentError where it does not fit the type of the
-state; then the state is as it was.
+What a handle returns is a copy: changing it changes nothing before `update`. Elements and entries
+are those of the call that returned them, whatever is written before they are read. What a handle
+is given is converted at once, and refused with InvalidArgumentError where it does not fit the type
+of the state; then the state is as it was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from statestore.keyed.columns import Columns
@@ -32,6 +34,13 @@ V = TypeVar("V")
 IN = TypeVar("IN")
 OUT = TypeVar("OUT")
 _UNREAD: Any = object()
+
+
+def _begun(rows: Iterator[Any]) -> Iterator[Any]:
+    """Return rows after a look at the first one: from then on they stay, whatever is written."""
+    for first in rows:
+        return chain((first,), rows)
+    return iter(())
 
 
 class _Row:
@@ -154,11 +163,11 @@ class ListState(Generic[T]):
     def get(self) -> Iterator[T]:
         """Return the elements of the current key, in their order."""
         self.flush()
-        rows = self._variable.get()
-        if self._writes_on_read:
-            rows = list(map(self._again, rows))
-            if rows:
-                self._variable.put(rows)
+        if not self._writes_on_read:
+            return map(self._from_row, _begun(self._variable.get()))
+        rows = list(map(self._again, self._variable.get()))
+        if rows:
+            self._variable.put(rows)
         return map(self._from_row, rows)
 
     def add(self, value: T) -> None:
@@ -230,8 +239,8 @@ class MapState(Generic[K, V]):
 
     def items(self) -> Iterator[tuple[K, V]]:
         """Return all entries of the current key, in no order."""
-        for key, value in self._entries():
-            yield self._from_key(key), self._from_value(value)
+        entries = self._entries()
+        return ((self._from_key(key), self._from_value(value)) for key, value in entries)
 
     def keys(self) -> Iterator[K]:
         """Return the keys of all entries, in no order."""
@@ -261,11 +270,11 @@ class MapState(Generic[K, V]):
     ) -> Iterator[Any]:
         if self._writes_on_read:
             return (convert(entry[place]) for entry in self._entries())
-        return map(convert, read())
+        return map(convert, _begun(read()))
 
     def _entries(self) -> Iterable[tuple[Any, Any]]:
         if not self._writes_on_read:
-            return self._variable.iterator()  # type: ignore[no-any-return]
+            return _begun(self._variable.iterator())
         entries = [
             (self._key_again(key), self._value_again(value))
             for key, value in self._variable.iterator()

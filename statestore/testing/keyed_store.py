@@ -150,7 +150,7 @@ class _Value(Variable):
 
 class _List(Variable):
     def get(self) -> Iterator[Columns]:
-        return iter([self.read(each) for each in self.alive()])
+        yield from [self.read(each) for each in self.alive()]  # when asked for one, as Spark's
 
     def put(self, newState: Iterable[Columns]) -> None:
         self.replace([self.entry(each) for each in newState])
@@ -178,7 +178,7 @@ class _Map(Variable):
         self.replace(self._without(kept_of(key, self.schemas[0])))
 
     def iterator(self) -> Iterator[tuple[Columns, Columns]]:
-        return iter([(self.map_key(each), self.read(each)) for each in self.alive()])
+        yield from [(self.map_key(each), self.read(each)) for each in self.alive()]  # likewise
 
     def keys(self) -> Iterator[Columns]:
         return (key for key, _ in self.iterator())

@@ -67,9 +67,9 @@ BACKENDS = (FILESYSTEM, FILESYSTEM, ROCKSDB_BACKEND, ROCKSDB)
 METHODS = {
     "value": "value value update update update clear misfit",
     "list": "get get_first add add add_all update update_by_itself add_itself get_twice clear "
-    "misfit",
+    "get_and_clear misfit",
     "map": "get get put put put put_all put_itself remove contains items items_by_part keys values "
-    "is_any is_empty remove_some clear misfit",
+    "is_any is_empty remove_some clear items_and_clear misfit",
     "reducing": "get add add add clear misfit",
     "aggregating": "get add add add clear",
 }

@@ -164,6 +164,14 @@ class Program(keyed.KeyedProcessFunction):
             return show(handle.add_all(islice(self.lazily(handle.get), 1)))
         if method == "get_twice":
             return show(list(zip(handle.get(), handle.get(), strict=True)))
+        if method == "get_and_clear":
+            elements = handle.get()
+            handle.clear()
+            return show(list(elements))
+        if method == "items_and_clear":
+            read = handle.items(), handle.keys(), handle.values()
+            handle.clear()
+            return show([sorted(map(show, each)) for each in read])
         if method == "get_first":
             return show(next(handle.get(), None))
         if method == "is_any":

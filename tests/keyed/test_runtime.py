@@ -142,6 +142,24 @@ def lazily(state: keyed.ListState[int]) -> Iterator[int]:
     yield from state.get()
 
 
+def test_elements_and_entries_are_those_of_the_call_that_returned_them() -> None:
+    """Catches those that are lost, or new, as they are read after a clear or a write."""
+    runtime = RuntimeContext(task(a_store()), {}, "None")
+    elements = runtime.get_list_state(keyed.ListStateDescriptor("list", int))
+    entries = runtime.get_map_state(keyed.MapStateDescriptor("map", int, int))
+    calls = elements.get, entries.items, entries.keys, entries.values
+
+    none = [call() for call in calls]
+    elements.update([1, 2])
+    entries.put(3, 4)
+    some = [call() for call in calls]
+    elements.clear()
+    entries.clear()
+
+    assert [*map(list, none)] == [[], [], [], []]
+    assert [*map(list, some)] == [[1, 2], [(3, 4)], [3], [4]]
+
+
 def test_list_is_what_it_is_replaced_by_when_that_reads_it() -> None:
     """Catches elements that are lost because they were appended in the same batch."""
     store, state = list_of(1, 2, 3)
