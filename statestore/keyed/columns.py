@@ -75,7 +75,8 @@ def columns_of(
         kind: A type of the table above, or the DDL of columns, `"count BIGINT, sum BIGINT"`: then
             values are tuples of them.
         is_key: Rows are keys: equal values have equal rows.
-        is_output: Rows leave the query: structs are dicts. Of columns that DDL names, a value is a
+        is_output: Rows leave the query: structs are dicts. A Row of Spark is taken by its names,
+            which are those of the columns or fields. Of columns that DDL names, a value is else a
             tuple, a list, or a dict by their names, where one that is missing is NULL; Spark checks
             their types.
         owner: Fields of errors, as in `state="average"`.
@@ -105,9 +106,10 @@ def _columns_of(kind: Any, maker: _Maker) -> tuple[str, Convert, Convert]:
     if record_of(inner) is None:
         column = maker.column(kind)
         of_row = column.from_row
+        read = maker.reader(["value"], lambda value: (value,))
         return (
             f"`value` {column.type}",
-            lambda value: (column.to_row(value),),
+            lambda value: (column.to_row(read(value)[0]),),
             itemgetter(0) if of_row is None else lambda row: of_row(row[0]),
         )
     record, columns = maker.fields(inner)
@@ -162,7 +164,12 @@ class _Maker:
             )
         inside = replace(self, within=(*self.within, kind))
         columns = [inside.column(*each) for each in zip(hints, types, strict=True)]
+        record = record._replace(read=self.reader(names, record.read))
         return record, dict(zip(names, columns, strict=True))
+
+    def reader(self, names: list[str], read: Convert) -> Convert:
+        """Return a reader of fields; of the output it also takes a Row of Spark, by its names."""
+        return _or_by_name(names, read) if self.is_output else read
 
     def _not_null(self, kind: Any, named: Json) -> _Column:
         origin, arguments = get_origin(kind), get_args(kind)
@@ -243,7 +250,22 @@ def _to_named(names: list[str]) -> Convert:
             raise MisfitError(expected, value, f"of {len(value)}")
         return tuple(value)
 
-    return to_row
+    return _or_by_name(names, to_row)
+
+
+def _or_by_name(names: list[str], read: Convert) -> Convert:
+    """Return a reader of fields that takes a Row of Spark by its names; others it lets `read`."""
+    ordered = sorted(names)
+
+    def by_name(value: Any) -> Any:
+        given = getattr(value, "__fields__", None)
+        if given is None:
+            return read(value)
+        if sorted(given) != ordered:
+            raise MisfitError(f"Row of {', '.join(names)}", value, "with other names")
+        return tuple(value[name] for name in names)
+
+    return by_name
 
 
 def _kind_of(named: Json, ddl: str) -> Any:

@@ -155,7 +155,7 @@ class KeyedProcessor(StatefulProcessor):
         call, make, to_row = self._call, self._make, self._to_row
         for row in rows:
             for value in call(row) or ():
-                yield value if isinstance(value, Row) else make(*to_row(value))
+                yield make(*to_row(value))
         self._leave(timerValues)
 
     def handleExpiredTimer(  # noqa: N802
@@ -173,7 +173,7 @@ class KeyedProcessor(StatefulProcessor):
             self._restore()
         if isinstance(self._opened, KeyedProcessFunction):
             for value in self._opened.on_timer(at_ms, self._context) or ():
-                yield value if isinstance(value, Row) else self._make(*self._to_row(value))
+                yield self._make(*self._to_row(value))
         self._leave(timerValues)
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -274,13 +274,62 @@ def test_row_of_columns_that_ddl_names_is_returned(value: Any) -> None:
     assert harness.batch([Row(key=1, value={"b": "x"})]) == [Row(a=None, b="x")]
 
 
-@pytest.mark.parametrize("value", [{"a": 1, "c": 2}, "xy", 1, {1, 2}, (1,), [1, "x", 2], None])
+@pytest.mark.parametrize(
+    "value",
+    [{"a": 1, "c": 2}, "xy", 1, {1, 2}, (1,), [1, "x", 2], None, Row(a=1), Row(a=1, b="x", c=2)],
+)
 def test_refused_what_is_no_row_of_the_columns_that_ddl_names(value: Any) -> None:
     """Catches the characters of a text, or a part of a value, as the columns of a row."""
     harness = KeyedHarness(Returns(), "key", output="a INT, b STRING")
 
     with pytest.raises(InvalidArgumentError, match=r"output_of='Returns'.* a, b"):
         harness.batch([Row(key=1, value=value)])
+
+
+class Part(NamedTuple):
+    """A struct."""
+
+    x: int
+    y: int
+
+
+KINDS: list[tuple[Any, Any, Row]] = [
+    ("a INT, b STRING", Row(b="x", a=1), Row(a=1, b="x")),
+    (tuple[int, str], Row(_2="x", _1=1), Row(_1=1, _2="x")),
+    (Part, Row(y=2, x=1), Row(x=1, y=2)),
+    (int, Row(value=1), Row(value=1)),
+    (tuple[Part], Row(_1=Row(y=2, x=1)), Row(_1={"x": 1, "y": 2})),
+    (tuple[int, str], Row(1, "x"), Row(_1=1, _2="x")),
+]
+
+
+@pytest.mark.parametrize(("output", "given", "returned"), KINDS)
+def test_row_of_spark_is_returned_by_its_names(output: Any, given: Row, returned: Row) -> None:
+    """Catches values under each other's names, and a row that is refused for its order."""
+    harness = KeyedHarness(Returns(), "key", output=output)
+
+    found = harness.batch([Row(key=1, value=given)])
+
+    assert [row.asDict() for row in found] == [returned.asDict()]
+
+
+@pytest.mark.parametrize(
+    ("output", "given"),
+    [
+        (tuple[int, str], Row(b=1, a="x")),
+        (tuple[int, str], Row(_1=1, _2="x", _3=3)),
+        (tuple[int, str], Row(_1=1, _2=2)),
+        (Part, Row(x=1, z=2)),
+        (int, Row(total=1)),
+        (tuple[Part], Row(_1=Row(x=1))),
+    ],
+)
+def test_refused_a_row_of_spark_that_does_not_fit(output: Any, given: Row) -> None:
+    """Catches NULL in place of a field of another name, and fields that are dropped."""
+    harness = KeyedHarness(Returns(), "key", output=output)
+
+    with pytest.raises(InvalidArgumentError, match=r"does not fit .*output_of='Returns'"):
+        harness.batch([Row(key=1, value=given)])
 
 
 class Sets(StatefulProcessor):
