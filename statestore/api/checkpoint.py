@@ -744,9 +744,9 @@ class Checkpoint(Directory):
 
         Raises:
             InvalidArgumentError: A batch is planned but not committed (kind unfinished-batch); the
-                watermark would go back; there is nothing to edit, or no row in `delete` or
-                `upsert`; all rows would go and `all_rows` is not given; or rows do not fit, or a
-                key is there twice (kind duplicate-key).
+                watermark would go back, or is no int up to the year 9999; there is nothing to edit,
+                or no row in `delete` or `upsert`; all rows would go and `all_rows` is not given; or
+                rows do not fit, or a key is there twice (kind duplicate-key).
             IncompatibleError: Rows are not where their keys belong (kind not-rescalable).
             NotFoundError: No row is there to delete (kind keys-not-found), and none is put; where
                 rows expire that is fine.

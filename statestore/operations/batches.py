@@ -14,9 +14,10 @@ Only the offset log's conf decides; `numPartitions` of the operator metadata is 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 from statestore.codec.references import StoreName
+from statestore.core.clock import LAST_MS
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.in_use import require_not_in_use
 
@@ -227,6 +228,20 @@ def checkpoint_ids_of(
         ]
         for operator, names in stores.items()
     }
+
+
+def require_watermark(watermark_ms: Any) -> None:
+    """Refuse what Spark cannot read as a watermark, or what is past every time.
+
+    Raises:
+        InvalidArgumentError: It is no int of milliseconds from 1970 to the year 9999.
+    """
+    if type(watermark_ms) is not int or not 0 <= watermark_ms <= LAST_MS:
+        raise InvalidArgumentError(
+            "this is no watermark",
+            watermark_ms=watermark_ms,
+            to_fix="give an int of milliseconds since the Unix epoch, of the year 9999 at most",
+        )
 
 
 def with_next_watermark(commit: CommitEntry, watermark_ms: int) -> CommitEntry:

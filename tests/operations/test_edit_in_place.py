@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from statestore import Checkpoint, Edited
+from statestore import CapturedQuery, Checkpoint, Edited, write_savepoint
 from statestore.checkpoint.query_log import CommitEntry, OffsetsEntry
 from statestore.codec.column_family import ColumnFamily
-from statestore.core.clock import ManualClock
+from statestore.core.clock import LAST_MS, ManualClock
 from statestore.core.errors import FencedError, InUseError, InvalidArgumentError
 from statestore.io.local import LocalFileIO
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
@@ -114,6 +115,23 @@ def test_an_edit_sets_the_watermark_forward_and_never_back(tmp_path: Path) -> No
     checkpoint.edit(0, delete=f"k = {KEYS[0]}")
     commit = CommitEntry.parse((tmp_path / "query" / "commits" / "3").read_text(), "")
     assert commit.fields["nextBatchWatermarkMs"] == 5000
+
+
+@pytest.mark.parametrize("watermark_ms", [nan, inf, 1.5, True, "7", -1, 2**70, LAST_MS + 1])
+def test_what_is_no_watermark_is_refused(tmp_path: Path, watermark_ms: Any) -> None:
+    """Catches a commit log that Spark cannot read, or from which all rows are late."""
+    made = make(tmp_path)
+    before = files_below(tmp_path / "query")
+    checkpoint, captured = Checkpoint(made.path), CapturedQuery(made.path, 1)
+
+    for act in (
+        lambda: checkpoint.edit(watermark_ms=watermark_ms),
+        lambda: write_savepoint(tmp_path / "s", like=captured, rows={}, watermark_ms=watermark_ms),
+    ):
+        with pytest.raises(InvalidArgumentError, match=r"no watermark.*watermark_ms="):
+            act()
+
+    assert files_below(tmp_path / "query") == before
 
 
 @pytest.mark.parametrize("checkpoint_format", [1, 2])

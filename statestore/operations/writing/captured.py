@@ -12,7 +12,11 @@ from statestore.codec.partition_key import partition_key_columns
 from statestore.codec.trailer import RowCounts
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.key_groups import resolve_max_parallelism
-from statestore.operations.batches import with_late_watermark, with_next_watermark
+from statestore.operations.batches import (
+    require_watermark,
+    with_late_watermark,
+    with_next_watermark,
+)
 from statestore.operations.committed_version import CommittedVersion, spark_files_of
 from statestore.operations.writing.shape import StoreShape, merges_zeros
 from statestore.spark_files.schemas import read_schemas
@@ -53,10 +57,12 @@ def find_captured(
 
     Raises:
         InvalidArgumentError: A batch of it is committed; it has no stateful operator; its batch
-            reads nothing; or as many offsets were not given as there are sources.
+            reads nothing; as many offsets were not given as there are sources; or the watermark is
+            no int from 1970 to the year 9999.
         IncompatibleError: Another provider is chosen for it, or a schema of it is not known.
         NotFoundError, CorruptionError, StorageError: A file of Spark's cannot be read.
     """
+    require_watermark(batch.watermark_ms)
     _ = checkpoint.backend
     entry = _planned(checkpoint)
     if entry is None or not checkpoint.operators:

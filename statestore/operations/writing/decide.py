@@ -15,7 +15,7 @@ from statestore.checkpoint.query_log import read_bytes
 from statestore.codec.partition_key import partition_key_columns
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.core.text import format_count
-from statestore.operations.batches import find_edit, with_every_expiry_due
+from statestore.operations.batches import find_edit, require_watermark, with_every_expiry_due
 from statestore.operations.committed_version import find_version
 from statestore.operations.key_set import KeySet
 from statestore.operations.new_directory import check_target
@@ -200,13 +200,15 @@ def decide_edit(
     Arguments and errors as `Checkpoint.edit`.
     """
     batch = find_edit(checkpoint)
-    if watermark_ms is not None and watermark_ms < batch.watermark_ms:
-        raise InvalidArgumentError(
-            "a watermark never goes back",
-            watermark_ms=watermark_ms,
-            watermark_ms_now=batch.watermark_ms,
-            to_fix="give a later one, or leave it out",
-        )
+    if watermark_ms is not None:
+        require_watermark(watermark_ms)
+        if watermark_ms < batch.watermark_ms:
+            raise InvalidArgumentError(
+                "a watermark never goes back",
+                watermark_ms=watermark_ms,
+                watermark_ms_now=batch.watermark_ms,
+                to_fix="give a later one, or leave it out",
+            )
     if older_than is not None and expire is None:
         raise InvalidArgumentError(
             "an age is given, and no column that has it",
