@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -119,7 +120,8 @@ class _Reader(DataSourceStreamReader):
         return {"elements": self._source.initialize_state()}
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:  # noqa: ARG002, N802
-        before, after = start["elements"], self._source.snapshot_state(start["elements"])
+        before = start["elements"]
+        after = self._source.snapshot_state(deepcopy(before))  # which it may change in place
         if len(after) < len(before):
             raise InvalidArgumentError(
                 "the source has fewer elements than before, which are in no batch any more",

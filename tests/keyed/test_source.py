@@ -73,14 +73,21 @@ def test_refused_when_elements_go_nowhere() -> None:
         ToNobody({}).streamReader(StructType())
 
 
-def test_source_that_loses_elements_is_refused_before_that_is_planned() -> None:
+class Losing(Numbers):
+    def snapshot_state(self, elements: list[Any]) -> list[Any]:
+        return elements[1:]
+
+
+class LosingInPlace(Numbers):
+    def snapshot_state(self, elements: list[Any]) -> list[Any]:
+        elements.pop()
+        return elements
+
+
+@pytest.mark.parametrize("kind", [Losing, LosingInPlace])
+def test_source_that_loses_elements_is_refused_before_that_is_planned(kind: type[Numbers]) -> None:
     """Catches a batch that is planned and that no start can run, nor go back behind."""
-
-    class Losing(Numbers):
-        def snapshot_state(self, elements: list[Any]) -> list[Any]:
-            return elements[1:]
-
-    reader: Any = Losing({}).streamReader(StructType())
+    reader: Any = kind({}).streamReader(StructType())
 
     with pytest.raises(
         InvalidArgumentError, match=r"elements_before=3, elements=2.*snapshot_state"
