@@ -109,8 +109,9 @@ class Batch:
             column_family: Name of the column family.
 
         Raises:
-            InvalidArgumentError: No such column family, or the key group is out of range or not the
-                one under which the key was written before.
+            InvalidArgumentError: Key or value is not bytes; no such column family; or the key group
+                is out of range or not the one under which the key was written before. The batch is
+                as it was.
             StoreClosedError: The batch was committed or aborted.
         """
         self._stage(PUT, key, value, key_group, column_family)
@@ -180,6 +181,13 @@ class Batch:
         self, op: int, key: bytes, value: bytes | None, key_group: int | None, column_family: str
     ) -> None:
         self._check_open()
+        if not isinstance(key, bytes) or not (op == DELETE or isinstance(value, bytes)):
+            raise InvalidArgumentError(
+                "a key or a value is not bytes",
+                key=type(key).__name__,
+                value=type(value).__name__,
+                to_fix="give bytes; delete a key that is to have no value",
+            )
         family = family_id(self.column_families, column_family)
         staged = self.rows.get((family, key))
         group = self._resolve_key_group(family, key, key_group, staged)

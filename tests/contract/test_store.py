@@ -131,6 +131,19 @@ class TestReadsAndWrites:
         assert [key for key, _ in store.scan(b"\xff")] == [b"\xff\xff"]
         assert [key for key, _ in store.scan(key_group=1)] == [b"a\xff\xff", b"\xff\xff"]
 
+    @pytest.mark.parametrize("method", ["put", "merge"])
+    @pytest.mark.parametrize(("key", "value"), [(b"k", None), (b"k", "v"), ("k", b"v")])
+    def test_what_is_not_bytes_is_refused(self, bench, method, key, value):
+        """Catches a key that goes when it is put, and a store that no snapshot can be made of."""
+        batch = bench.open().begin()
+
+        with pytest.raises(InvalidArgumentError, match=r"not bytes.*(value=|key=)"):
+            getattr(batch, method)(key, value)
+        with pytest.raises(InvalidArgumentError, match="not bytes"):
+            batch.delete("k")
+
+        assert batch.rows == {}
+
     def test_column_families_are_apart(self, bench):
         """Catches keys of two column families overwriting each other."""
         store = bench.open()
