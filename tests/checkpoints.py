@@ -193,7 +193,9 @@ def run_versions(store: Store, random: Random, salt: bytes = b"") -> Iterator[in
         if number == 1:
             batch.put(b"large", random.randbytes(20_000))
         batch.put(b"%d" % (100 + number), random.randbytes(100 * number))
-        batch.delete(b"%d" % (99 + number))
+        gone = b"%d" % (99 + number)
+        batch.put(gone, b"")  # as a delete of a key that was never there writes nothing
+        batch.delete(gone)
         batch.commit()
         if number in (2, 5):
             store.snapshot()

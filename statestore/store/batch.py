@@ -119,7 +119,7 @@ class Batch:
     def delete(
         self, key: bytes, *, key_group: int | None = None, column_family: str = "default"
     ) -> None:
-        """Delete a key; one that is not there is no error. Arguments and errors as `put`."""
+        """Delete a key; of one that is not there nothing is written. Arguments, errors as `put`."""
         self._stage(DELETE, key, None, key_group, column_family)
 
     def merge(
@@ -190,7 +190,11 @@ class Batch:
             )
         family = family_id(self.column_families, column_family)
         staged = self.rows.get((family, key))
-        group = self._resolve_key_group(family, key, key_group, staged)
+        known = staged.key_group if staged else self._base.key_group_of(family, key)
+        self._require_key_group(key, key_group, known)
+        if op == DELETE and known is None:
+            return
+        group = self._resolve_key_group(key, key_group if known is None else known)
         row = Row(group, family, op, key, value)
         if op == MERGE and staged is not None:
             is_appended = staged.op in (PUT, MERGE)
@@ -198,24 +202,24 @@ class Batch:
             row = replace(row, op=staged.op if is_appended else PUT, value=joined)
         self.rows[family, key] = row
 
-    def _resolve_key_group(
-        self, family: int, key: bytes, asked: int | None, staged: Row | None
-    ) -> int:
-        known = staged.key_group if staged else self._base.key_group_of(family, key)
-        group = asked if asked is not None else known
-        if group is None:
-            self.is_rescalable = False
-            return int(google_crc32c.value(key) % self._base.max_parallelism)
-        if not 0 <= group < self._base.max_parallelism or (known is not None and group != known):
+    def _require_key_group(self, key: bytes, asked: int | None, known: int | None) -> None:
+        if asked is not None and not (
+            0 <= asked < self._base.max_parallelism and known in (None, asked)
+        ):
             raise InvalidArgumentError(
                 "key group of a key is out of range or not the one it was written under",
                 key=key[:16].hex(),
-                key_group=group,
+                key_group=asked,
                 known=known,
                 max_parallelism=self._base.max_parallelism,
                 to_fix="compute it the same way every time, or leave it out for keys that are "
                 "there",
             )
+
+    def _resolve_key_group(self, key: bytes, group: int | None) -> int:
+        if group is None:
+            self.is_rescalable = False
+            return int(google_crc32c.value(key) % self._base.max_parallelism)
         if group % self._store.num_partitions != self._store.partition:
             self.is_rescalable = False
         return group

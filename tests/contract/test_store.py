@@ -478,7 +478,23 @@ class TestRefusals:
             store.begin().put(b"a", b"2", key_group=4)
         with pytest.raises(InvalidArgumentError):
             store.begin().put(b"b", b"2", key_group=8)
+        with pytest.raises(InvalidArgumentError):
+            store.begin().delete(b"b", key_group=8)
         store.begin().put(b"a", b"2")
+
+    def test_delete_of_a_key_that_is_not_there(self, bench):
+        """Catches a store that can be rescaled no more, for a row that it never had."""
+        store = bench.open(max_parallelism=8)
+        batch = store.begin()
+        batch.put(b"a", b"1", key_group=3)
+        batch.delete(b"b")
+        batch.delete(b"c", key_group=3)
+        batch.delete(b"a")
+        batch.commit()
+
+        assert batch.is_rescalable
+        assert set(batch.rows) == {(0, b"a")}
+        assert list(bench.open().scan()) == []
 
 
 class TestCopyOnWrite:
