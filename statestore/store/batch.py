@@ -32,6 +32,11 @@ class BatchOwner(Protocol):
         ...
 
     @property
+    def checkpoint_id(self) -> str | None:
+        """ID of the attempt that made the version."""
+        ...
+
+    @property
     def column_families(self) -> tuple[ColumnFamily, ...]:
         """Every column family of the version."""
         ...
@@ -63,6 +68,7 @@ class Batch:
         self._store = store
         self._base = store.table
         self._version = store.version
+        self._attempt = store.checkpoint_id
         self.rows: dict[tuple[int, bytes], Row] = {}
         """The staged rows by (column family, key)."""
         self._is_done = False
@@ -161,11 +167,13 @@ class Batch:
             StoreClosedError: The batch was committed or aborted, or the store has moved on.
         """
         self._check_open()
-        if self._store.version != self._version:
+        if (self._store.version, self._store.checkpoint_id) != (self._version, self._attempt):
             raise StoreClosedError(
                 "the store has moved on since the batch began",
                 batch_version=self._version,
+                batch_attempt=self._attempt,
                 store_version=self._store.version,
+                store_attempt=self._store.checkpoint_id,
                 to_fix="begin a new batch",
             )
         version = self._store.commit(self)

@@ -233,6 +233,21 @@ class TestVersions:
         with pytest.raises(StoreClosedError, match="moved on"):
             second.commit()
 
+    def test_batch_of_a_store_at_another_attempt_is_refused(self, bench):
+        """Catches rows that are merged on those of an attempt that they were not read from."""
+        bench.checkpoint_format = 2
+        one, two = bench.open(), bench.open()
+        commit(one, {b"a": b"1"})
+        commit(two, {b"a": b"2"})
+        batch = one.begin()
+        batch.merge(b"a", b"3")
+        one.load(1, two.checkpoint_id)
+
+        with pytest.raises(StoreClosedError, match="moved on"):
+            batch.commit()
+
+        assert (one.version, one.get(b"a")) == (1, b"2")
+
     def test_closed_store_refuses_work(self, bench):
         """Catches use after close."""
         store = bench.open()
