@@ -359,9 +359,9 @@ class Directory(Reached):
 
         Raises:
             InvalidArgumentError: The destination has files (kind checkpoint-exists); no rows have
-                an address, or rows do not fit; a key is there twice (kind duplicate-key); all rows
-                would go by an `Edited` without `all_rows`; or SQL is given and `duckdb` is not
-                installed.
+                an address, or rows do not fit; a file or a stream has no row; a key is there twice
+                (kind duplicate-key); all rows would go by an `Edited` without `all_rows`; or SQL is
+                given and `duckdb` is not installed.
             NotFoundError: No row is there that an `Edited` deletes (kind keys-not-found), and it
                 puts none.
             IncompatibleError: Rows are not where their keys belong (kind not-rescalable); a

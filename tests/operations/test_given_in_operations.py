@@ -234,6 +234,11 @@ def test_rows_that_are_none_are_refused(users: str, tmp_path: Path) -> None:
             checkpoint.transform(tmp_path / "to", {0: Edited(**how)}, dry_run=True)
     with pytest.raises(InvalidArgumentError, match="a stream of rows has no row"):
         statestore.write_savepoint(tmp_path / "to", like=checkpoint, rows={0: spent})
+    pa.parquet.write_table(put.slice(0, 0), tmp_path / "rows.parquet")
+    (tmp_path / "rows.csv").write_text("key.user,value.count\n")
+    for name in ("rows.parquet", "rows.csv"):
+        with pytest.raises(InvalidArgumentError, match=f"file of rows has no row.*{name}"):
+            statestore.write_savepoint(tmp_path / "to", like=checkpoint, rows={0: tmp_path / name})
     assert checkpoint.info.newest_version == 1
 
     none = statestore.write_savepoint(

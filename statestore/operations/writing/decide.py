@@ -130,9 +130,16 @@ def _of_rows(
         shape, family = _find(found, shapes, address)
         stored = _stored(found, shape, family) if makes else None
         if isinstance(given, Path):
-            given = read_given(
-                given, shape.name, family, has_values=True, merges_zeros=shape.merges_zeros
-            )
+            path, zeros = given, shape.merges_zeros
+            given = read_given(path, shape.name, family, has_values=True, merges_zeros=zeros)
+            if not given.num_rows:
+                raise InvalidArgumentError(
+                    "a file of rows has no row",
+                    file=str(path),
+                    columns=", ".join(given.column_names),
+                    to_fix="give the file that has them; where no row is meant, give a table "
+                    "without rows",
+                )
         made = rows_of(given, stored)
         after = decide_family(family, made.schema(), change_schema=change_schema)
         _check_key(shape, family, after)
