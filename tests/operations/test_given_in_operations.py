@@ -6,9 +6,11 @@ import json
 import math
 import struct
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -209,6 +211,18 @@ def test_key_that_is_put_twice_is_refused_by_the_plan(users: str, tmp_path: Path
             edit()
         assert refused.value.kind == "duplicate-key"
     assert checkpoint.info.newest_version == 1
+
+
+def test_a_relation_over_a_stream_is_refused_by_name(users: str, tmp_path: Path) -> None:
+    """Catches an error of DuckDB's that says what the user did not do."""
+    rows = pa.table({"key.user": ["new"], "value.count": [1]})
+    write = partial(statestore.write_savepoint, tmp_path / "to", like=Checkpoint(users))
+
+    with pytest.raises(InvalidArgumentError, match=r"over a stream.*to_arrow_reader"):
+        write(rows={0: duckdb.connect().from_arrow(rows.to_reader())})
+
+    relation = duckdb.connect().from_arrow(rows.to_reader())
+    assert write(rows={0: relation.to_arrow_reader()}).made.rows().read().num_rows == 1
 
 
 def test_rows_that_are_none_are_refused(users: str, tmp_path: Path) -> None:

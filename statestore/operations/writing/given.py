@@ -52,7 +52,7 @@ class GivenRows(ABC):
 
         Raises:
             InvalidArgumentError: The function returns no rows, the SQL cannot be run, or a stream
-                that is given has no row.
+                that is given has no row, or is below a relation of DuckDB.
         """
 
 
@@ -179,7 +179,7 @@ class _Data(GivenRows):
         del scratch_directory
         # Of a table as often as asked, of a stream once.
         num_rows = 0
-        for batch in as_reader(self.given):
+        for batch in self._reader():
             num_rows += batch.num_rows
             yield batch
         if not num_rows and isinstance(self.given, pa.RecordBatchReader):
@@ -188,6 +188,18 @@ class _Data(GivenRows):
                 columns=", ".join(self.columns.names),
                 to_fix="make the stream anew; where no row is meant, give a table without rows",
             )
+
+    def _reader(self) -> pa.RecordBatchReader:
+        try:
+            return as_reader(self.given)
+        except Exception as error:
+            if type(error).__name__ != "InvalidInputException":
+                raise
+            raise InvalidArgumentError(
+                "a relation of DuckDB over a stream can be read once, which was for its columns",
+                columns=", ".join(self.columns.names),
+                to_fix="make the relation anew, and give its to_arrow_reader()",
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
