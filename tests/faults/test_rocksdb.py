@@ -335,11 +335,12 @@ def test_merged_file_has_what_its_files_say_last_of_each_key(tmp_path, seed):
             batch = store.begin()
             share = random.choice([0.0, 0.1, 0.5, 0.9])
             for key in {b"%06d" % random.randrange(space) for _ in range(random.choice([5, 900]))}:
-                said[key] = None if random.random() < share else b"%d of %d" % (version, space)
-                if said[key] is None:
-                    batch.delete(key)
-                else:
+                if random.random() >= share:
+                    said[key] = b"%d of %d" % (version, space)
                     batch.put(key, said[key])
+                elif key in said:  # of one that was never there nothing is written
+                    said[key] = None
+                    batch.delete(key)
             batch.commit()
         head = store._head
 
