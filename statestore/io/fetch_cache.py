@@ -8,7 +8,7 @@ import tempfile
 import threading
 import weakref
 from collections import OrderedDict
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -40,13 +40,22 @@ def open_fetched(fetch: Callable[[], str], verified: Callable[[str], Opened]) ->
         Whatever else the two raise.
     """
     local_path = fetch()
+    if not isinstance(local_path, FetchedPath):
+        return verified(local_path)
+    copy = _inode(local_path)
     try:
         return verified(local_path)
     except CorruptionError:
-        if not isinstance(local_path, FetchedPath):
-            raise
-        Path(local_path).unlink(missing_ok=True)
+        # Another thread may have fetched it anew already, for a caller that reads it now.
+        if copy == _inode(local_path):
+            Path(local_path).unlink(missing_ok=True)
         return verified(fetch())
+
+
+def _inode(path: str) -> int | None:
+    with suppress(FileNotFoundError):
+        return os.stat(path).st_ino
+    return None
 
 
 class FetchCache:

@@ -46,7 +46,12 @@ from statestore.codec.rows import (
     write_options,
 )
 from statestore.codec.trailer import RowCounts
-from statestore.core.errors import InvalidArgumentError, StorageError, StoreClosedError
+from statestore.core.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    StorageError,
+    StoreClosedError,
+)
 from statestore.core.text import Shown
 from statestore.store.batch import Batch, family_id
 from statestore.store.table import MAX_RUNS, ArrowRun, Table, ViewRun
@@ -388,7 +393,7 @@ class Store(Shown):
         self.table = self.table.apply(ArrowRun([arrow]), num_keys)
         if len(self.table.runs) > MAX_RUNS:
             # The batch is durable, whether its rows are read from a new view or from these runs.
-            with suppress(StorageError):
+            with suppress(StorageError, NotFoundError):
                 self.load(self.version, self.checkpoint_id)
         return self.version
 

@@ -21,6 +21,7 @@ Other intervals are in no file. An empty text is "" in CSV.
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import re
@@ -53,8 +54,8 @@ _CLOCK = r"[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?"
 _TIME = re.compile(_CLOCK)
 _NTZ = re.compile(rf"{_DATE.pattern}[ T]{_CLOCK}")
 _INSTANT = re.compile(rf"{_NTZ.pattern}(Z|[+-][0-9]{{2}}:[0-9]{{2}})")
-_CELL = rb'(?:"(?:[^"]++|"")*+"|[^",\r\n][^,\r\n]*+)?+'
-_CELLS = re.compile(rb"(?:\xef\xbb\xbf)?+(?:%b[,\r\n])*+%b" % (_CELL, _CELL))
+_CELL = re.compile(rb'(?:"[^"]*(?:""[^"]*)*"|[^",\r\n][^,\r\n]*)?(?:[,\r\n]|\Z)')
+"""A cell of CSV and what ends it; possessive repeats are wrong in Python before 3.11.5."""
 _DURATION = re.compile(
     r"((?P<days>-?[0-9]{1,9}) days?, )?(?P<hours>[0-9]{1,2}):(?P<minutes>[0-9]{2})"
     r":(?P<seconds>[0-9]{2})(\.(?P<fraction>[0-9]{1,6}))?"
@@ -181,15 +182,17 @@ def _read_csv(data: bytes, path: Path, kinds: dict[str, SparkType]) -> pa.Table:
 
 def _require_closed_quotes(data: bytes, path: Path) -> None:
     """Refuse what Arrow takes: a quote up to the end of the file, and text behind a closing one."""
-    cells = _CELLS.match(data)
-    end = cells.end() if cells else 0
-    if end < len(data):
-        raise InvalidArgumentError(
-            "a quote is not closed, or text follows the closing one",
-            file=str(path),
-            line=len(data[: end + 1].splitlines()),
-            to_fix='close it, and write a quote within quoted text as ""',
-        )
+    at = len(codecs.BOM_UTF8) if data.startswith(codecs.BOM_UTF8) else 0
+    while at < len(data):
+        cell = _CELL.match(data, at)
+        if cell is None:
+            raise InvalidArgumentError(
+                "a quote is not closed, or text follows the closing one",
+                file=str(path),
+                line=len(data[: at + 1].splitlines()),
+                to_fix='close it, and write a quote within quoted text as ""',
+            )
+        at = cell.end()
 
 
 def _typed(path: Path, name: str, kind: SparkType, texts: list[str | None]) -> pa.Array[Any]:
