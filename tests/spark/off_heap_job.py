@@ -2,8 +2,8 @@
 
 python -m tests.spark.off_heap_job ROOT MIB ROWS: compares each batch, of so many rows, with that of
 Spark's own provider. It prints the bytes outside of the heap, with the rows of each query and after
-all stores were closed; then those that are left a while after each query has ended; then the error
-of each query that found no memory left. Such a query goes on on the heap.
+all stores were closed; then those that are left a while after the queries have ended; then the
+error of each query that found no memory left. Such a query goes on on the heap.
 """
 
 import json
@@ -43,7 +43,7 @@ def main() -> None:
     spark = start_application(root / "application", [find_jar()], conf=conf)
     jvm: Any = spark._jvm
     held = jvm.io.statestore.provider.OffHeap.bytes
-    used, left, errors = [], [], []
+    used, errors = [], []
     references: dict[str, Lane] = {}
     for small, provider in RUNS:
         query = replace(small, plan=plan)
@@ -55,8 +55,8 @@ def main() -> None:
         errors += run(ours)
         used.append(held())
         assert_same(references[query.name], ours)
-        await_nothing(held)
-        left.append(held())
+    await_nothing(held)
+    left = held()
     stores = getattr(jvm.org.apache.spark.sql.execution.streaming.state, "StateStore$")
     getattr(stores, "MODULE$").stop()
     await_nothing(held)
