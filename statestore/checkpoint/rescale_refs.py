@@ -111,7 +111,8 @@ class References:
     def __init__(self, location: StoreLocation) -> None:
         self._location = location
         self._known: dict[tuple[str, int], int] = {}
-        """What was read, by the name of a file and the time at which it was written."""
+        """What was read of a file, by its name and the time at which it was written: `lowest` of a
+        reference; of a delta whether it has a parent."""
 
     def plan_release(
         self, files: Sequence[FileInfo], num_partitions: int, made_of: int, retained: int

@@ -37,8 +37,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _REPLACED = (
-    *("foreach", "foreachBatch", "format", "option", "options", "outputMode", "queryName"),
-    *("trigger", "start", "toTable"),
+    "foreach",
+    "foreachBatch",
+    "format",
+    "option",
+    "options",
+    "outputMode",
+    "queryName",
+    "start",
+    "toTable",
+    "trigger",
 )
 """Methods of a writer that are others while a job runs."""
 _LOCATION = "checkpointlocation"

@@ -11,9 +11,6 @@ _ROW_BYTES = 200
 class Changes:
     """The last put of each key among records, None for a delete, and values merged to it since.
 
-    Args:
-        delimiter: Bytes between merged values.
-
     Attributes:
         delimiter: Bytes between merged values, none of which is empty.
         of_keys: Value by key; of a merged key the values that are added to the one before.

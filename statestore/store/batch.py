@@ -125,7 +125,7 @@ class Batch:
     def delete(
         self, key: bytes, *, key_group: int | None = None, column_family: str = "default"
     ) -> None:
-        """Delete a key; of one that is not there nothing is written. Arguments, errors as `put`."""
+        """Delete a key; one that was never there is not written. Arguments and errors as `put`."""
         self._stage(DELETE, key, None, key_group, column_family)
 
     def merge(

@@ -14,12 +14,7 @@ import pyarrow.ipc as ipc
 from rocksdict import Rdict
 
 from statestore.backends.rocksdb.database import ingest_files, local_errors
-from statestore.backends.rocksdb.merging import (
-    deleted_rows,
-    lay_out,
-    open_sst,
-    read_file,
-)
+from statestore.backends.rocksdb.merging import deleted_rows, lay_out, open_sst, read_file
 from statestore.backends.rocksdb.sst import KEY_GROUP_BYTES, encode_key, extract_sst
 from statestore.checkpoint.load import ChangeFile, check_first_change
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
@@ -55,9 +50,9 @@ def write_change_feed(
 ) -> list[ChangeFile]:
     """Write the deltas of a range of versions to local files; oldest first.
 
-    Those of a store without lists are copies of the SSTs: the shim reads them as fast as Spark
-    reads a changelog. Of a key with several values a delta has them all. If a batch only added
-    some, the file has those as a merge: for that the state before the range is read too.
+    Those of a store without lists are copies of the SSTs, which the shim reads itself. Of a key
+    with several values a delta has them all. If a batch only added some, the file has those as a
+    merge: for that the state before the range is read too.
 
     Args:
         location: The store.
