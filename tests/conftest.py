@@ -28,6 +28,14 @@ os.environ.setdefault(
 os.environ.setdefault("SPARK_SUBMIT_OPTS", archive_options("submit"))
 
 
+def pytest_make_parametrize_id(val, argname):
+    """Name long values by their length: pytest puts the name into the environment of what starts.
+
+    Where it is longer than 128 KiB, Linux starts no process.
+    """
+    return f"{argname}-{len(val)}" if isinstance(val, str | bytes) and len(val) > 300 else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Begin with the longest tests: so two processes end at about the same time."""
