@@ -58,6 +58,7 @@ private[statestore] final class Overlay(
   private var compactions = 0
   private var isCounted = false
   private var keptBytes = 0L // on the heap after the last spill
+  private var failure: Throwable = _ // of a spill, which left records in two places
 
   def family(
       family: ColumnFamily,
@@ -86,7 +87,9 @@ private[statestore] final class Overlay(
   /** A record on the heap stands for its key no more. */
   def replaced(address: Int): Unit = deadBytes += pages.units(address).toLong << 3
 
+  /** Raises what a spill has raised before, too: user code may have gone on behind it. */
   def afterWrite(): Unit = {
+    ensureWhole()
     if (!isCounted) {
       isCounted = true
       Overlay.numWritten.incrementAndGet()
@@ -94,9 +97,14 @@ private[statestore] final class Overlay(
     val held = pages.heldBytes + listBytes - keptBytes
     if (held > smallestShare) {
       if (2L * deadBytes > held) compact()
-      else if (held > budgetBytes / math.max(1, Overlay.numWritten.get)) spill()
+      else if (held > budgetBytes / math.max(1, Overlay.numWritten.get)) {
+        try spill()
+        catch { case e: Throwable => failure = e; throw e }
+      }
     }
   }
+
+  private def ensureWhole(): Unit = if (failure != null) throw failure
 
   /** Leaves its share of the budget to the others. Nothing is written after it. */
   def close(): Unit = if (isCounted) {
@@ -121,9 +129,10 @@ private[statestore] final class Overlay(
 
   /**
    * Shows every record of the overlay to `visitor`, in the order of state files. Nothing may write
-   * meanwhile.
+   * meanwhile. After a spill that failed it raises what that has raised.
    */
   def visitSorted(visitor: RecordVisitor): Unit = {
+    ensureWhole()
     val block = new RecordBlock(visitor)
     val heap = sortHeapRecords()
     if (runs.isEmpty) {
@@ -182,7 +191,7 @@ private[statestore] final class Overlay(
 
   /**
    * Moves the lists to disk, and every heap record to a sorted run there. After a raise all of them
-   * are still there, on the heap or on disk.
+   * can be read, on the heap or on disk, and nothing more is written.
    *
    * @throws io.statestore.LocalDiskException the disk is full or failed
    */

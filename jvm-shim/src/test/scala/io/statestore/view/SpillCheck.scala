@@ -2,12 +2,14 @@ package io.statestore.view
 
 import java.io.File
 
+import scala.util.Try
+
 import io.statestore.LocalDiskException
 import io.statestore.keygroup.KeyGroups
 
 /**
  * Puts rows until a spill fails for lack of space. Run with a directory that cannot hold a spill;
- * prints what failed and how many of the rows are still there.
+ * prints what failed, how many of the rows are still there, and what a commit behind it raises.
  */
 object SpillCheck {
   import LongRows._
@@ -33,5 +35,7 @@ object SpillCheck {
       found != null && found.getLong(0) == -number.toLong
     }
     println(s"put=$put kept=$kept")
+    val commit = Try(overlay.visitSorted(_ => ())).failed.get
+    println(s"commit=$commit")
   }
 }
