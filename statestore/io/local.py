@@ -373,6 +373,11 @@ def is_disk_full(error: Exception) -> bool:
     return any(reason in str(error) for reason in ("No space left", "Disk quota"))
 
 
+def is_out_of_files(error: Exception) -> bool:
+    """Return whether an error, perhaps by its text alone, says that no more files may be open."""
+    return any(reason in str(error) for reason in ("Too many open files", "Too many files open"))
+
+
 def _raise_named(error: OSError, action: str, path: str, *, creates: bool) -> NoReturn:
     reason = os.strerror(error.errno) if error.errno else str(error)
     if isinstance(error, FileExistsError) and creates:

@@ -270,3 +270,32 @@ def test_damaged_local_block_is_not_taken_for_the_end_of_the_rows(tmp_path):
             engine.call("commit", **shim.request(rows(1)))
         shim.commit(engine, rows(1))
         assert len(in_view(shim.view(engine))) == len(many) + 1
+
+
+def test_limit_of_open_files_leaves_the_local_database(tmp_path):
+    """Catches a whole download, at each attempt, for a limit of the machine."""
+    here, there = RocksDBShim(tmp_path), RocksDBShim(tmp_path)
+    with (
+        EngineProcess(here.scratch) as engine,
+        EngineProcess(str(tmp_path / "statestore-scratch-2")) as other,
+    ):
+        for number in range(4):
+            here.commit(engine, rows(number))
+        there.parent, there.num_keys = here.parent, here.num_keys
+        engine.call("close", store=here.store, backend="rocksdb")
+        for number in range(4, 6):
+            there.commit(other, rows(number))
+        pid = engine.process.pid
+        limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        num_open = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        told = set()
+        for more in range(12):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (num_open + more, limits[1]))
+            reply = engine.request("load", **there.load())
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+            if "error" in reply:
+                told.add(reply["error"]["kind"])
+                assert "Too many open files" in reply["error"]["message"]
+
+        assert told == {"storage"}
+        assert engine.call("load", **there.load())["files_read"] == 2

@@ -280,15 +280,31 @@ def test_more_rows_than_can_be_addressed_are_refused_by_name(classes: Path) -> N
 def test_spill_without_space_is_a_named_error_and_loses_no_row(
     classes: Path, tmp_path: Path
 ) -> None:
-    """Catches an executor that ends, or forgets rows, when its local disk is full."""
+    """Catches an executor that ends, or forgets rows, when its local disk is full.
+
+    And a commit of what was half spilled, where the user's function took the error for its own.
+    """
     shown = run_java(classes, "view.SpillCheck", str(tmp_path), max_file_bytes=1 << 18)
 
-    failure, counts = shown.splitlines()
+    failure, counts, commit = shown.splitlines()
+    assert commit == failure.replace("failure=", "commit=")
     assert "LocalDiskException: cannot spill state: path=" in failure
     assert "free space on the local disk" in failure
     put, kept = (int(pair.partition("=")[2]) for pair in counts.split())
     assert 0 < put == kept
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.timeout(240)
+def test_view_that_needs_more_files_than_may_be_open_is_not_damaged(
+    classes: Path, tmp_path: Path
+) -> None:
+    """Catches all state fetched anew for a limit of the machine, at each attempt."""
+    shown = run_java(classes, "rocksdb.OpenFilesCheck", str(tmp_path), max_open_files=1000)
+
+    assert "Too many open files" in shown
+    assert "OpenFilesException" in shown
+    assert "raise the limit of open files" in shown
 
 
 @pytest.mark.timeout(240)
@@ -383,13 +399,20 @@ def run(
     return dict(pair.split("=") for pair in shown.split() if "=" in pair)
 
 
-def run_java(classes: Path, check: str, *arguments: str, max_file_bytes: int | None = None) -> str:
-    """Run a check, where wanted with a limit on the files it writes; return what it printed."""
+def run_java(
+    classes: Path,
+    check: str,
+    *arguments: str,
+    max_file_bytes: int | None = None,
+    max_open_files: int = 4096,
+) -> str:
+    """Run a check, where wanted with a limit on its files; return what it printed."""
     limit = "unlimited" if max_file_bytes is None else str(max_file_bytes // 512)
     class_path = f"{classes}:{find_jar()}:{SPARK_JARS}/*"
     scratch = f"-Djava.io.tmpdir={tempfile.gettempdir()}"
     java = ["java", "-Xmx512m", "-XX:-UsePerfData", scratch, *JVM_FLAGS, "-cp", class_path]
-    limited = ["sh", "-c", 'ulimit -f "$0"; exec "$@"', limit]
+    limits = f'ulimit -n {max_open_files}; ulimit -f "$0"; exec "$@"'
+    limited = ["sh", "-c", limits, limit]
     done = subprocess.run(
         [*limited, *java, f"io.statestore.{check}", *arguments],
         env={**os.environ, "MALLOC_PERTURB_": "165"},  # what is freed has other bytes (glibc)

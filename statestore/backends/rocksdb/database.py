@@ -27,7 +27,7 @@ from rocksdict import Checkpoint, DbClosedError, IngestExternalFileOptions, Rdic
 from statestore.backends.database_rows import all_rows
 from statestore.codec.references import VersionRef
 from statestore.core.errors import StorageError
-from statestore.io.local import is_disk_full
+from statestore.io.local import is_disk_full, is_out_of_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -148,7 +148,7 @@ class LocalDatabase:
 
         Raises:
             StorageError: The local disk failed; the database is at no version, and the view it
-                started from is given up.
+                started from is given up, unless it was only that no more files may be open.
         """
         waiting = [step.version for step in self._waiting]
         with local_errors("go to a version of the local database", str(self.directory)):
@@ -158,7 +158,12 @@ class LocalDatabase:
                 return
             self._drop_steps(0)
             view = None if version is None else self._views.pop(version)
-            self._open(None if view is None else view.path)
+            try:
+                self._open(None if view is None else view.path)
+            except Exception as error:
+                if version is not None and view is not None and is_out_of_files(error):
+                    self._views[version] = view
+                raise
             self._is_mixed = view is not None and view.is_mixed
             if version is not None and view is not None:
                 self._views[version] = view
@@ -249,8 +254,9 @@ class LocalDatabase:
         try:
             with local_errors("read the local database", str(self.directory)):
                 yield
-        except StorageError:
-            self.forget()
+        except StorageError as error:
+            if not is_out_of_files(error):
+                self.forget()
             raise
 
     @contextmanager
@@ -393,5 +399,8 @@ def _named(error: Exception, action: str, path: str) -> StorageError:
         reason=str(error),
         to_fix="free space on the local disk of the executor (spark.local.dir)"
         if is_full
+        else "raise the limit of open files on the executors (ulimit -n, LimitNOFILE), or give "
+        "each fewer state partitions"
+        if is_out_of_files(error)
         else "let the batch run again; the local database is built anew from the checkpoint",
     )

@@ -20,6 +20,7 @@ from statestore.core.errors import StorageError
 from statestore.core.key_groups import KeyGroupSet
 from statestore.core.options import StateStoreOptions
 from statestore.core.progress import CallPool
+from statestore.io.local import is_out_of_files
 
 if TYPE_CHECKING:
     from statestore.backends.rocksdb.database_memory import DatabaseMemory
@@ -131,6 +132,8 @@ class LocalVersions:
             database.go_to(near)
             view = self._ingest(database, files, target, owned)
         except StorageError as error:
+            if is_out_of_files(error):
+                raise
             logger.warning(
                 "local database is built anew: store=%s, error=%s", self._location.store, error
             )

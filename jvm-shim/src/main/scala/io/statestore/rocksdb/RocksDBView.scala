@@ -58,7 +58,7 @@ private[statestore] final class RocksDBView(
   // Shows this version; null where the engine is to be asked.
   @volatile private var opened: OpenView = openAt(path, filter)
   @volatile private var refused = false // by 4
-  @volatile private var unopened = false // what 4 has named
+  @volatile private var unopened = false // what 4 has named, since it is damaged
   private var before: Before = _ // the version before
   private val byName = mutable.LinkedHashMap.empty[String, Family]
   stored.foreach(add)
@@ -153,22 +153,27 @@ private[statestore] final class RocksDBView(
 
   private def openView(): OpenView = {
     if (opened == null) {
-      val (directory, filterNow) = noting(viewOf(current))(refused = _)
-      opened = noting(openAt(directory, filterNow))(unopened = _)
+      opened = noting {
+        val (directory, filterNow) = viewOf(current)
+        openAt(directory, filterNow)
+      } { failure =>
+        unopened = failure.exists(_.isInstanceOf[DamagedViewException])
+        refused = failure.nonEmpty
+      }
     }
     opened
   }
 
-  /** Notes whether something has failed, once it has ended: a task's end looks meanwhile. */
-  private def noting[T](body: => T)(hasFailed: Boolean => Unit): T = {
+  /** Notes how something has ended, once it has: a task's end looks meanwhile. */
+  private def noting[T](body: => T)(ended: Option[Throwable] => Unit): T = {
     val result =
       try body
       catch {
         case e: Throwable =>
-          hasFailed(true)
+          ended(Some(e))
           throw e
       }
-    hasFailed(false)
+    ended(None)
     result
   }
 

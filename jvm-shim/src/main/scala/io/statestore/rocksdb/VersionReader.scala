@@ -76,6 +76,8 @@ private[rocksdb] final class VersionReader(path: String, settings: ReaderSetting
   private def reading[T](body: => T): T =
     try body
     catch {
+      case e: RocksDBException if e.getMessage.contains("Too many open files") =>
+        throw new OpenFilesException(path, e)
       case e: RocksDBException =>
         damaged = true
         throw new DamagedViewException(path, e)
@@ -123,6 +125,14 @@ private[statestore] final class DamagedViewException(path: String, cause: RocksD
     extends IllegalStateException(
       s"the state on the local disk cannot be read: directory=$path error=${cause.getMessage}. " +
         "To fix: let the batch run again, it is built anew from the checkpoint",
+      cause)
+
+/** The executor may open no more files; those on the local disk may be whole. */
+private[statestore] final class OpenFilesException(path: String, cause: RocksDBException)
+    extends IllegalStateException(
+      s"the state on the local disk cannot be opened: directory=$path " +
+        s"error=${cause.getMessage}. To fix: raise the limit of open files on the executors " +
+        "(ulimit -n, LimitNOFILE), or give each fewer state partitions",
       cause)
 
 /** How this JVM reads RocksDB: one block cache for all stores. Never closed. */
