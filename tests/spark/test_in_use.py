@@ -131,6 +131,48 @@ def test_running_query_is_in_use_until_it_stops(lane: Lane, spark: SparkSession)
     wait_for(lambda: not _leases(lane).list(), "the end of the lease")
 
 
+@pytest.mark.extended
+def test_lease_is_renewed_while_an_engine_starts(make_lane: MakeLane) -> None:
+    """Catches a running query that counts as stopped, since its engine takes long to start anew.
+
+    Which of two engines renews the lease nobody says: each is lost in turn.
+    """
+
+    def running() -> set[int]:
+        return set(engines(descendants(os.getpid())))
+
+    others = running()
+    conf = {LEASE_INTERVAL: str(INTERVAL_MS), f"{STATE_STORE}.engine.processes": "2"}
+    lane = make_lane(replace(AGGREGATION, plan=one_input(2, 1, 1)), conf=conf)
+    lane.feed(*lane.query.plan[0])
+    handle = lane.start(available_now=False)
+    try:
+        wait_for(lambda: len(lane.batches) == 2, "the batches", timeout_s=60)
+        wait_for(lambda: len(running() - others) == 2, "both engines")
+        for lost in running() - others:
+            known = running()
+            os.kill(lost, signal.SIGKILL)
+            wait_for(lambda known=known: running() - known, "a start")
+            (starting,) = running() - known
+            os.kill(starting, signal.SIGSTOP)
+            try:
+                seen: set[int] = set()
+
+                def renewed(seen: set[int] = seen) -> bool:
+                    seen |= _renewals(lane)
+                    return len(seen) > 2
+
+                wait_for(renewed, "renewals by the other engine", timeout_s=8)
+            finally:
+                os.kill(starting, signal.SIGCONT)
+            files = Path(f"/proc/{starting}/fd")
+            wait_for(
+                lambda files=files: any(file.is_socket() for file in files.iterdir()), "its end"
+            )
+    finally:
+        handle.stop()
+
+
 @pytest.mark.parametrize(
     "conf",
     [

@@ -33,11 +33,15 @@ private[engine] final class Engine(index: Int, start: () => EngineProcess) {
    * @param timeoutMs milliseconds to wait for the reply, after which the call is given up and the
    *        process lives on; None for as long as it goes on with the call: after the call timeout
    *        without a sign of life the process is killed
+   * @param isRestarted whether a process that dies is replaced, else the call is given up
    * @throws EngineUnavailableException no process could be started, or process after process died
    * @throws EngineFailedException the engine failed outside its own error handling
    * @throws java.lang.InterruptedException the task was killed while it waited for a start
    */
-  def call(request: ObjectNode, timeoutMs: Option[Long] = None): String = {
+  def call(
+      request: ObjectNode,
+      timeoutMs: Option[Long] = None,
+      isRestarted: Boolean = true): String = {
     var lost = 0
     var hung = 0
     var reply: String = null
@@ -62,7 +66,7 @@ private[engine] final class Engine(index: Int, start: () => EngineProcess) {
       } catch {
         case e @ (_: EngineLostException | _: EngineKilledAtStartException) =>
           lost += 1
-          if (lost == MaxLost) throw giveUp(s"engine died $lost times in a row", e)
+          if (lost == MaxLost || !isRestarted) throw giveUp(s"engine died $lost times in a row", e)
           log.warn(
             s"engine is lost and is started again: engine=$index losses=$lost error=${rootOf(e)}")
       }

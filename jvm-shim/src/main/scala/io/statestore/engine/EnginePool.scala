@@ -67,22 +67,29 @@ final class EnginePool private[engine] (settings: EngineSettings) {
 
   /**
    * Call the engine of a store or, where it does not answer in time, any other that does: for what
-   * every engine can do. No engine is taken for hung because of it.
+   * every engine can do. No engine is taken for hung because of it, and no start is waited for
+   * while another engine is up.
    *
-   * @param timeoutMs milliseconds to wait for each
+   * @param timeoutMs milliseconds to wait for the answer of each
    * @throws io.statestore.EngineUnavailableException none answered; otherwise as `call`
    */
   def callAny(storeKey: String, request: ObjectNode, timeoutMs: Long): ObjectNode =
     replyOf(storeKey, request) { asked =>
       val first = engineOf(storeKey)
+      val (running, stopped) =
+        (first +: engines.toSeq.filterNot(_ eq first)).partition(_.isRunning)
       @tailrec
       def ask(engine: Engine, others: Seq[Engine]): String =
-        Try(engine.call(asked, Some(timeoutMs))) match {
-          case Failure(_: EngineUnavailableException) if others.nonEmpty =>
-            ask(others.head, others.tail)
-          case answer => answer.get
+        if (others.isEmpty) {
+          engine.call(asked, Some(timeoutMs))
+        } else {
+          Try(engine.call(asked, Some(timeoutMs), isRestarted = false)) match {
+            case Failure(_: EngineUnavailableException) => ask(others.head, others.tail)
+            case answer => answer.get
+          }
         }
-      ask(first, engines.toSeq.filter(engine => (engine ne first) && engine.isRunning))
+      val order = if (stopped.contains(first)) running :+ first else running
+      ask(order.head, order.tail)
     }
 
   private def replyOf(storeKey: String, request: ObjectNode)(
