@@ -85,13 +85,22 @@ CASES: dict[str, tuple[str, int, bool, list[dict[str, str]]]] = {
         "StatestoreCommitWaitsForDisk",
         20,
         True,
-        [series(FIRST, "commitSyncMs_Mean", "250x30")],
+        [series(FIRST, "commitSyncMs_Mean", "250x30"), series(FIRST, "commitMs_Count", "0+8x30")],
+    ),
+    "commits waited, and the query was stopped": (
+        "StatestoreCommitWaitsForDisk",
+        40,
+        False,
+        [series(FIRST, "commitSyncMs_Mean", "250x60"), series(FIRST, "commitMs_Count", "80x60")],
     ),
     "a commit waited": (
         "StatestoreCommitWaitsForDisk",
         20,
         False,
-        [series(FIRST, "commitSyncMs_Mean", "20x4 250x10 20x30")],
+        [
+            series(FIRST, "commitSyncMs_Mean", "20x4 250x10 20x30"),
+            series(FIRST, "commitMs_Count", "0+8x45"),
+        ],
     ),
     "engines are large": (
         "StatestoreEngineMemory",
