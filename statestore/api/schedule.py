@@ -14,7 +14,7 @@ from statestore.api.stopping import BY_HAND
 from statestore.core.clock import Clock, SystemClock
 from statestore.core.defaults import SAVEPOINTS_KEPT
 from statestore.core.durations import Duration, require_duration
-from statestore.core.errors import NotFoundError, StateStoreError
+from statestore.core.errors import StateStoreError
 from statestore.io.storage import absolute_uri
 from statestore.operations.upkeep.retained_savepoints import Retention
 from statestore.spark.driver_session import checkpoint_of, session_of_driver
@@ -100,13 +100,13 @@ class Every:
     def due_in_ms(self, checkpoint: Checkpoint) -> int:
         """Return milliseconds until a savepoint is due, 0 where there is none yet.
 
-        One whose time is still to come, by a clock that was wrong, is none. One of a checkpoint
-        that is not there is due: the attempt says so in its status.
+        One whose time is still to come, by a clock that was wrong, is none. Where they
+        cannot be looked for, one is due: the attempt says why in its status.
         """
         now_ms = self._clock.now_ms()
         try:
             taken = [one.info.created_ms for one in checkpoint.savepoints(self._destination)]
-        except NotFoundError:
+        except StateStoreError:
             return 0
         newest_ms = max((each for each in taken if each <= now_ms), default=None)
         return 0 if newest_ms is None else max(0, newest_ms + self.interval_ms - now_ms)

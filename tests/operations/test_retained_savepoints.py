@@ -344,6 +344,8 @@ def test_savepoint_is_due_whatever_a_clock_said_that_was_wrong(tmp_path):
     every = Every(60, kept, clock=now)
 
     assert every.due_in_ms(Checkpoint(query.path)) == 0
+    (tmp_path / "file").write_text("no directory")
+    assert Every(60, tmp_path / "file", clock=now).due_in_ms(Checkpoint(query.path)) == 0
     at(query.path, clock=now).retain_savepoint(at(kept, clock=now))
     query.run_batch({"a": "b"})
     at(query.path, clock=now).retain_savepoint(at(kept, clock=now))
