@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 _MOST_LEASES_READ = 16
 """Of those of a query with many executors: each is one request."""
+_LONG_AGO_MS = 60_000
+"""A lease that was last written so long before the newest one counts as left behind."""
 
 
 @contextmanager
@@ -235,8 +237,18 @@ def find_users(checkpoint: OpenCheckpoint) -> Users:
     leases = Leases(checkpoint.io, checkpoint.state_directory)
     now_ms = checkpoint.clock.now_ms()
     users = Users()
-    # The driver's says more than those of executors, so it is the longest.
-    files = sorted(leases.list().items(), key=lambda item: (-item[1].size, -item[1].modified_ms))
+    # The driver's says more than those of executors, so it is the longest. Drivers that were killed
+    # leave theirs, which nobody renews.
+    listed = leases.list()
+    newest_ms = max((info.modified_ms for info in listed.values()), default=0)
+    files = sorted(
+        listed.items(),
+        key=lambda item: (
+            newest_ms - item[1].modified_ms > _LONG_AGO_MS,
+            -item[1].size,
+            -item[1].modified_ms,
+        ),
+    )
     for name, info in files[:_MOST_LEASES_READ]:
         found = leases.read(name)
         if found is None:

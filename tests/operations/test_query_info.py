@@ -122,6 +122,27 @@ def test_what_the_driver_says_comes_with_its_lease(made):
     operation.drop()
 
 
+def test_what_runs_is_told_beside_what_others_left(made):
+    """Catches a query that is said to be stopped: of drivers that were killed, or beside a lease.
+
+    The lease is that of an operation, which looks for queries when it has taken it.
+    """
+    for _ in range(20):
+        killed = lease_of(made, executor="driver")
+        killed.take(QueryProgress("killed " * 50))
+        file = Path(made.path, "statestore-leases", killed.name)
+        file.write_text(file.read_text().replace(find_process().host, "another"))
+        os.utime(file, ns=((SystemClock().now_ms() - 600_000) * 1_000_000,) * 2)
+    running, operation = lease_of(made, executor="driver"), lease_of(made, operation="repair")
+    running.take()
+    operation.take()
+
+    found = at(made.path).query
+
+    assert (found.is_running, found.name, found.operation) == (True, None, "repair")
+    assert "state             running\n" in repr(found)
+
+
 @pytest.mark.parametrize(
     "hostile",
     [

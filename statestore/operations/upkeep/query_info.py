@@ -153,7 +153,7 @@ class QueryInfo(Told):
         ]
 
     def _state(self) -> str:
-        if self.operation is not None:
+        if self.operation is not None and not self.is_running:
             return f"stopped, {self.operation} under way"
         if self.is_running is None:
             return "not known"
