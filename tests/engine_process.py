@@ -6,8 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from statestore.core.version import __version__
-from statestore.engine import PROTOCOL_VERSION, client
+from statestore.engine import client
 from statestore.engine.client import EngineGoneError, EngineRefusedError
 from statestore.io.checkpoint_memory_address import CheckpointMemoryAddress
 
@@ -29,25 +28,23 @@ class EngineProcess(client.EngineProcess):
 
     Args:
         scratch_directory: See the base class.
-        version, protocol: What the handshake claims to be.
         command: What Python is to run; the checkpoint memory has a command of its own.
+        claims: See the base class.
     """
 
     def __init__(
         self,
         scratch_directory: str,
         *,
-        version: str = __version__,
-        protocol: int = PROTOCOL_VERSION,
         command: tuple[str, ...] = ("-m", "statestore.engine"),
+        **claims: object,
     ) -> None:
         super().__init__(
             [sys.executable, *command],
             scratch_directory,
             token=TOKEN,
             environment={**os.environ, "PYTHONPATH": _PACKAGE_ROOT},
-            version=version,
-            protocol=protocol,
+            **claims,
         )
 
 

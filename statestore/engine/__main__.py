@@ -47,7 +47,13 @@ class _Gateway(ClientServer):  # type: ignore[misc]
 def serve(handshake: Handshake) -> tuple[int, Callable[[], bool]]:
     """Accept calls on a loopback port in the background; return the port when it listens."""
     token = handshake.token
-    service = EngineService(handshake.scratch, hadoop=ShimFiles(), name=handshake.engine)
+    service = EngineService(
+        handshake.scratch,
+        hadoop=ShimFiles(),
+        name=handshake.engine,
+        application=handshake.application,
+        executor=handshake.executor,
+    )
     started = threading.Event()
     server_started.connect(lambda **_: started.set())
     gateway = _Gateway(

@@ -40,9 +40,9 @@ class EngineProcess:
             ends.
         token: Shown by every connection; at least 32 characters.
         environment: Of the process.
-        version, protocol: Claimed in the handshake.
         stderr: Where its log goes; this process's stderr when None.
         start_timeout_s: Seconds after which a silent engine is killed; None waits for ever.
+        claims: What the handshake says in place of, or besides, what is so of this package.
 
     Raises:
         EngineRefusedError: It refused, or ended without a word.
@@ -56,10 +56,9 @@ class EngineProcess:
         *,
         token: str,
         environment: Mapping[str, str],
-        version: str = __version__,
-        protocol: int = PROTOCOL_VERSION,
         stderr: IO[bytes] | None = None,
         start_timeout_s: float | None = None,
+        **claims: object,
     ) -> None:
         self.scratch_directory = scratch_directory
         self._token = token
@@ -73,10 +72,11 @@ class EngineProcess:
             env=dict(environment),
         )
         handshake = {
-            "version": version,
-            "protocol": protocol,
+            "version": __version__,
+            "protocol": PROTOCOL_VERSION,
             "scratch": scratch_directory,
             "engine": "0",
+            **claims,
         }
         word, rest = self._shake_hands(json.dumps(handshake), start_timeout_s)
         if word != "READY":

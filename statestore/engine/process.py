@@ -34,11 +34,15 @@ class Handshake:
         token: Shown by callers.
         scratch: Scratch directory.
         engine: Name of the process among those of the scratch directory.
+        application: ID of the Spark application that it serves; "" where none is known.
+        executor: ID of the executor, likewise.
     """
 
     token: str
     scratch: str
     engine: str
+    application: str = ""
+    executor: str = ""
 
 
 def read_handshake(stdin: BinaryIO) -> Handshake:
@@ -54,7 +58,8 @@ def read_handshake(stdin: BinaryIO) -> Handshake:
         version, protocol, scratch, engine = (
             handshake[name] for name in ("version", "protocol", "scratch", "engine")
         )
-    except (ValueError, KeyError, TypeError) as error:
+        serves = {name: handshake.get(name, "") for name in ("application", "executor")}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ProtocolError(
             "the engine was started without a handshake",
             to_fix="let the shim start it; it is not a command to run by hand",
@@ -76,7 +81,7 @@ def read_handshake(stdin: BinaryIO) -> Handshake:
             to_fix="set spark.jars to the output of `statestore jar` of this Python, or "
             "spark.sql.streaming.stateStore.engine.package to embedded",
         )
-    return Handshake(token, scratch, engine)
+    return Handshake(token, scratch, engine, **serves)
 
 
 def run_process(serve: Callable[[Handshake], tuple[int, Callable[[], bool]]]) -> int:

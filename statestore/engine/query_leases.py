@@ -34,11 +34,15 @@ class QueryLeases:
     Args:
         storages: Where the checkpoints are.
         clock: Source of time.
+        application: ID of the Spark application that holds them.
+        executor: ID of its executor.
     """
 
-    def __init__(self, storages: Storages, clock: Clock) -> None:
+    def __init__(self, storages: Storages, clock: Clock, application: str, executor: str) -> None:
         self._storages = storages
         self._clock = clock
+        self._application = application
+        self._executor = executor
         self._lock = threading.Lock()
         self._held: dict[str, Lease] = {}
 
@@ -100,8 +104,8 @@ class QueryLeases:
         io, root = self._storages.open_checkpoint(request)
         holder = Holder(
             find_process(request.get("pid", int)),
-            application=request.get("application", str),
-            executor=request.get("executor", str),
+            application=self._application,
+            executor=self._executor,
             run=request.run(),
         )
         interval_ms = request.options().lease_interval_ms

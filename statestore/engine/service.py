@@ -63,6 +63,8 @@ class EngineService:
         clock: Clock | None = None,
         hadoop: ShimFiles | None = None,
         name: str = "0",
+        application: str = "",
+        executor: str = "",
     ) -> None:
         self._clock = clock or SystemClock()
         self._memory = EngineMemory(self._clock.elapsed_ms)
@@ -70,11 +72,15 @@ class EngineService:
         self._restarts = own.begin()
         self._storages = Storages(own.fetched, self._clock, io, hadoop)
         self._hadoop = hadoop
-        self._leases = QueryLeases(self._storages, self._clock)
+        self._leases = QueryLeases(self._storages, self._clock, application, executor)
         self._sessions = Sessions(
             self._storages, self._clock, scratch_directory, own.unfinished, snapshot_pool()
         )
-        self._telemetry = Telemetry(self._gauges, self._totals)
+        self._telemetry = Telemetry(
+            self._gauges,
+            self._totals,
+            **{"spark.app.id": application, "spark.executor.id": executor},
+        )
         self._lock = threading.Lock()
         self._running: dict[int, Progress] = {}
         """Calls under way, by the number that the shim gave them."""
@@ -245,13 +251,14 @@ class EngineService:
             force_snapshot=request.get_or("force_snapshot", bool, False),
         )
         times = published.commit or CommitTimes()
-        self._telemetry.committed(
-            session.versions.location.directory,
-            published.trailer.version,
-            times,
-            published.ref.size,
-            self._clock.elapsed_ms() - start_ms,
-        )
+        if published.commit is not None:  # else an engine before this one has published it
+            self._telemetry.committed(
+                session.versions.location.directory,
+                published.trailer.version,
+                times,
+                published.ref.size,
+                self._clock.elapsed_ms() - start_ms,
+            )
         return {
             "checkpoint_id": published.trailer.checkpoint_id,
             "lineage": published.trailer.lineage,
@@ -336,13 +343,7 @@ class EngineService:
         return {}
 
     def _lease(self, request: Request) -> Reply:
-        self._telemetry.begin(
-            request.options().engine_otlp_endpoint,
-            **{
-                "spark.app.id": request.get_or("application", str, ""),
-                "spark.executor.id": request.get_or("executor", str, ""),
-            },
-        )
+        self._telemetry.begin(request.options().engine_otlp_endpoint)
         self._leases.serve(request)
         return {}
 

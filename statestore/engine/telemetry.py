@@ -38,20 +38,20 @@ class Telemetry:
     Args:
         gauges: What is true now, by the names of docs/metrics.md.
         totals: What was counted since the engine started, by the names of docs/metrics.md.
+        resource: Attributes of the engine; empty ones are left out.
     """
 
-    def __init__(self, gauges: Gauges, totals: Gauges) -> None:
-        self._gauges, self._totals = gauges, totals
+    def __init__(self, gauges: Gauges, totals: Gauges, **resource: str) -> None:
+        self._gauges, self._totals, self._resource = gauges, totals, resource
         self._lock = threading.Lock()
         self._was_asked = False
         self._sending: _Sending | None = None
 
-    def begin(self, endpoint: str, **resource: str) -> None:
+    def begin(self, endpoint: str) -> None:
         """Send to a collector from now on; the first call with an endpoint counts.
 
         Args:
             endpoint: The collector's address, without `/v1/metrics`; "" for none.
-            resource: Attributes of the engine; empty ones are left out.
         """
         if not endpoint or self._was_asked:
             return
@@ -60,7 +60,7 @@ class Telemetry:
                 return
             self._was_asked = True
             try:
-                self._sending = _Sending(endpoint, resource, self._gauges, self._totals)
+                self._sending = _Sending(endpoint, self._resource, self._gauges, self._totals)
             except ImportError as error:
                 logger.warning(
                     "no telemetry: error=%s. To fix: install the packages of "

@@ -43,8 +43,6 @@ class Query:
             "action": action,
             "id": ID,
             "pid": os.getpid(),
-            "application": "app-1",
-            "executor": "driver",
             **changes,
         }
 
@@ -63,7 +61,7 @@ def query(request, tmp_path):
 def engine(query):
     """The engine's service in this process."""
     Path(query.shim.scratch).mkdir()
-    return EngineService(query.shim.scratch)
+    return EngineService(query.shim.scratch, application="app-1", executor="driver")
 
 
 def ask(engine, op, **fields):

@@ -11,6 +11,8 @@ import scala.collection.mutable
 
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.{EngineUnavailableException, Json, Resources}
+import org.apache.spark.SparkEnv
+import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
 import org.slf4j.LoggerFactory
 import py4j.{Gateway, Py4JException}
 
@@ -178,6 +180,8 @@ private[engine] object EngineProcess {
 
     val hello = Json.obj().put("version", Resources.version).put("protocol", ProtocolVersion)
       .put("scratch", scratch.getPath).put("engine", name)
+      .put("application", StateStoreInternals.sparkConf.get("spark.app.id", ""))
+      .put("executor", Option(SparkEnv.get).fold("")(_.executorId))
     try {
       process.getOutputStream.write(s"$token\n${Json.write(hello)}\n".getBytes(UTF_8))
       process.getOutputStream.flush()

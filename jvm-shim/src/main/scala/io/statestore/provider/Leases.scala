@@ -12,7 +12,6 @@ import scala.util.control.NonFatal
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.{EngineReportedException, EngineUnavailableException, ShimOptions}
 import io.statestore.engine.QueryRuns
-import org.apache.spark.SparkEnv
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.execution.streaming.state.{StatefulQuery, StateStoreId}
 import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
@@ -266,8 +265,6 @@ private[statestore] object Leases extends Logging {
     private def call(action: String): Unit = {
       val request = context.request("lease")
       request.put("action", action).put("id", id).put("pid", ProcessHandle.current().pid())
-      request.put("application", StateStoreInternals.sparkConf.get("spark.app.id", ""))
-      request.put("executor", Option(SparkEnv.get).fold("")(_.executorId))
       StateStoreInternals.activeQuery(context.run).foreach(tell(_, request))
       // The first call may have to wait for the start of an engine.
       if (renewedAt.isEmpty) context.call(request)
