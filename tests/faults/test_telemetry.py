@@ -1,6 +1,7 @@
 """An engine's metrics and traces at a collector, and an engine whose collector is away."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,7 +29,10 @@ def value(metric):
 def test_every_metric_of_the_page_and_a_trace_of_each_commit_reach_a_collector(
     tmp_path, collector, make
 ):
-    """Catches a metric that only JMX has, times of a trace that are none of its commit."""
+    """Catches a metric that only JMX has, times of a trace that are none of its commit.
+
+    And a trace of a commit that an engine before has made durable.
+    """
     shim = make(tmp_path, run="run", engine_otlp_endpoint=f"{collector.endpoint}/")
     with EngineProcess(shim.scratch) as killed:
         killed.process.kill()
@@ -37,14 +41,21 @@ def test_every_metric_of_the_page_and_a_trace_of_each_commit_reach_a_collector(
         sizes = []
         for number in range(3):
             request = {**shim.request(rows(number)), "write_ms": 2}
+            delta = Path(request["delta"]["path"])
+            written = delta.read_bytes()
             reply = engine.call("commit", **request)
             shim.committed(request, reply)
             sizes.append(reply["size"])
         assert engine.call("load", **shim.load())["num_keys"] == 3
         assert engine.end_stdin() == 0
+    metrics = dict(collector.metrics)
+    with EngineProcess(shim.scratch) as repeated:
+        delta.write_bytes(written)
+        assert repeated.call("commit", **request)["checkpoint_id"] == reply["checkpoint_id"]
+        assert repeated.end_stdin() == 0
 
-    assert collector.metrics.keys() == named_by_docs()
-    found = {name.partition(".")[2]: value(of) for name, of in collector.metrics.items()}
+    assert metrics.keys() == named_by_docs()
+    found = {name.partition(".")[2]: value(of) for name, of in metrics.items()}
     assert found["commit_ms"] == found["commit_write_ms"] == found["commit_sync_ms"] == 3
     assert found["delta_bytes"] == sum(sizes)
     assert (found["engines_running"], found["engine_restarts"]) == (1, 1)
