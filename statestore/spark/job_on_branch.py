@@ -104,7 +104,7 @@ class _Asked:
 
 
 class _Ended(BaseException):
-    """The batches were repeated: the job ends."""
+    """The batches were repeated, or cannot be: the job ends, whatever it does about failures."""
 
 
 def run_job(repeat: Repeat, job: Callable[[], object]) -> None:
@@ -124,17 +124,21 @@ def run_job(repeat: Repeat, job: Callable[[], object]) -> None:
         StateStoreError: The branch cannot be read or written.
     """
     passed: list[str] = []
+    failure: BaseException | None = None
     is_done = False
 
     def take(writer: Any, asked: _Asked, start: Callable[[Any], Any]) -> None:
-        nonlocal is_done
+        nonlocal failure, is_done
         spark = writer._spark  # noqa: SLF001
         location = asked.location(spark)
         if location is None or not is_same_directory(location, repeat.checkpoint):
             passed.append(location or "none")
             return
-        _repeat_all(repeat, writer._df, asked, start)  # noqa: SLF001
-        is_done = True
+        try:
+            _repeat_all(repeat, writer._df, asked, start)  # noqa: SLF001
+            is_done = True
+        except Exception as error:  # noqa: BLE001, it is raised behind the job
+            failure = error
         raise _Ended
 
     with _starts(take):
@@ -142,11 +146,12 @@ def run_job(repeat: Repeat, job: Callable[[], object]) -> None:
             job()
         except _Ended:
             pass
-        except StateStoreError:
-            raise
-        except (Exception, SystemExit) as error:
-            if not is_done:
-                raise _failed(reason_of(error), repeat, **_change_of_schema(error)) from error
+        except (Exception, SystemExit) as error:  # noqa: BLE001, it is raised below
+            failure = failure or error
+    if failure is not None and not is_done:
+        if isinstance(failure, StateStoreError):
+            raise failure
+        raise _failed(reason_of(failure), repeat, **_change_of_schema(failure)) from failure
     if not is_done:
         raise InvalidArgumentError(
             "the job starts no query of the checkpoint",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
 
-from statestore import Checkpoint, Savepoint, Trial, run, try_job
+from statestore import Checkpoint, FixedDelay, Savepoint, Trial, run, try_job
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.reading.diff import DiffCounts
 from statestore.spark.job_on_branch import Repeat, run_job
@@ -107,6 +109,51 @@ def test_supervised_query_is_tried_and_not_restarted(tried: Tried) -> None:
 
     assert trial.is_same
     assert trial.result.first_version == 5
+
+
+def _fails(events: DataFrame) -> DataFrame:
+    """A bug: a function that raises."""
+    raises = sf.udf(lambda value: 1 // 0, "long")
+    return counted(events.withColumn("value", raises("value")))
+
+
+def _supervised(job: Callable[[], Any]) -> None:
+    run(job, FixedDelay(2, 0))
+
+
+def _in_a_thread(job: Callable[[], Any]) -> None:
+    with ThreadPoolExecutor() as pool:
+        pool.submit(_supervised, job)
+
+
+@pytest.mark.parametrize("tried", [FORMAT_2], indirect=True)
+@pytest.mark.parametrize(
+    ("supervise", "build", "message"),
+    [
+        pytest.param(_supervised, _fails, "reason='ZeroDivisionError: ", id="function"),
+        pytest.param(_in_a_thread, _fails, "reason='ZeroDivisionError: ", id="thread"),
+        pytest.param(_supervised, counted_more, r"new_schema=.*max.* --sql NAME=", id="schema"),
+    ],
+)
+def test_supervised_query_that_fails_is_not_restarted(
+    tried: Tried,
+    supervise: Callable[[Callable[[], Any]], Any],
+    build: Callable[[DataFrame], DataFrame],
+    message: str,
+) -> None:
+    """Catches a trial that a restart strategy repeats, and whose failure it hides."""
+    start = tried.job(build)
+    starts: list[int] = []
+
+    def job() -> Any:
+        starts.append(1)
+        return start()
+
+    with pytest.raises(InvalidArgumentError, match=message) as failed:
+        try_job(tried.checkpoint, lambda: supervise(job), batches=1)
+
+    assert failed.value.kind == "trial-failed"
+    assert len(starts) == 1
 
 
 @pytest.mark.few(1)
