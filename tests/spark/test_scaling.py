@@ -305,6 +305,31 @@ def test_restart_with_another_number_rescales_first(make_lane: MakeLane) -> None
     assert reasons == {"the configuration asks for it"}
 
 
+@pytest.mark.ours
+@state_in_files
+def test_batch_of_an_edit_that_was_killed_is_ended_before_a_rescale(make_lane: MakeLane) -> None:
+    """Catches a checkpoint that neither a start, nor `run`, nor a rescale goes on with."""
+    (files,) = QUERY.plan
+    expected, lane = make_lane(QUERY, HDFS), make_lane(QUERY, conf={PARTITIONS: "4"})
+    expected.run(*files[:3])
+    lane.run(*files[:1])
+    checkpoint = Checkpoint(lane.checkpoint)
+    checkpoint.edit(delete="key.key IS NOT NULL")
+    # As a process that died before the entry of the commit log leaves it.
+    for name in ("1", ".1.crc"):
+        (lane.checkpoint / "commits" / name).unlink(missing_ok=True)
+
+    lane.conf[PARTITIONS] = "8"
+    for file in files[1:3]:
+        lane.feed(file)
+        past = statestore.run(lane.start, NoRestart())
+        assert past.attempts == 1
+
+    assert _numbers(lane) == [4, 4, 4, 8, 8]
+    assert [rows for rows in _in_order(lane.batches) if rows] == _in_order(expected.batches)
+    assert checkpoint.verify(deep=True).ok
+
+
 def test_query_is_not_scaled_where_its_number_is_set(make_lane: MakeLane) -> None:
     """Catches a query whose restarts take back what its scaling has changed."""
     lane = make_lane(QUERY, conf={PARTITIONS: "4"})

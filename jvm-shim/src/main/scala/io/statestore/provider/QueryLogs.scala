@@ -38,11 +38,13 @@ private[provider] final class QueryLogs(session: SparkSession, val root: String)
       newestPlanned.exists(conf(_).path(Provider).asText("").startsWith("io.statestore."))
 
   /** Whether an operation made a batch, or Spark's repartition: no sink was given it then. */
-  def isOfOperation(batch: Long): Boolean = {
-    val made = conf(batch)
-    val (before, after) = (conf(batch - 1).path(Partitions), made.path(Partitions))
-    val isRescale = !before.isMissingNode && !after.isMissingNode && before != after
-    isRescale || made.fieldNames.asScala.exists(_.startsWith("statestore."))
+  def isOfOperation(batch: Long): Boolean =
+    isRescale(batch) || conf(batch).fieldNames.asScala.exists(_.startsWith("statestore."))
+
+  /** Whether a batch changed the number of state partitions: where begun, no query ends it. */
+  def isRescale(batch: Long): Boolean = {
+    val (before, after) = (conf(batch - 1).path(Partitions), conf(batch).path(Partitions))
+    !before.isMissingNode && !after.isMissingNode && before != after
   }
 
   /** The configuration that a batch was planned with; nothing where it has no entry. */

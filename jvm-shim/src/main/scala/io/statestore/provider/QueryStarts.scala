@@ -69,7 +69,7 @@ private[statestore] object QueryStarts extends Logging {
 
   /**
    * Refuses a query that asks for another number of state partitions than its checkpoint has.
-   * Within a batch of the query nobody can rescale: it goes on as it is.
+   * Within a batch that the query ends, an edit's too, nobody can rescale: it goes on as it is.
    *
    * @throws io.statestore.PartitionsAskedException the number is to be changed first
    */
@@ -81,9 +81,9 @@ private[statestore] object QueryStarts extends Logging {
           val fix = s"run `${Commands.rescale(logs.root, asked)}`, or " +
             "start the query within statestore.run, which rescales it first, or leave out the " +
             "option partitions"
-          if (logs.isPlanned(logs.next) && !logs.isOfOperation(logs.next)) {
+          if (logs.isPlanned(logs.next) && !logs.isRescale(logs.next)) {
             logWarning(
-              "the query was stopped within a batch, and goes on with the number of state " +
+              "the query ends a batch that was begun, and goes on with the number of state " +
                 s"partitions that it has: state_partitions=$found asked=$asked " +
                 s"checkpoint=${logs.root}. To fix: stop it between two batches, and $fix")
           } else throw new PartitionsAskedException(classic, logs.root, found, asked, fix)
