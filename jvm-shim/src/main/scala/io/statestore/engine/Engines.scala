@@ -16,9 +16,6 @@ import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
  */
 object Engines {
   private val MostByDefault = 4
-
-  /** As Spark's own SparkContext.DRIVER_IDENTIFIER says. */
-  private val Driver = "driver"
   private val RssLine = "VmRSS:\\s*(\\d+) kB".r
 
   // All guarded by this.
@@ -73,14 +70,19 @@ object Engines {
 
   private def settings(options: ShimOptions): EngineSettings = {
     val byCores = math.max(1, math.min(MostByDefault, cores / 2))
-    val processes = if (options.engineProcesses > 0) options.engineProcesses else byCores
+    val asked = if (options.engineProcesses > 0) options.engineProcesses else byCores
+    val env = SparkEnv.get
+    // The driver of a cluster opens no store: its engine holds the leases of all queries.
+    val onlyLeases =
+      env != null && StateStoreInternals.isDriver(env) && !StateStoreInternals.isLocal(env)
+    val processes = if (onlyLeases) 1 else asked
     EngineSettings(processes, options.engineCallTimeoutMs, options.enginePackage)
   }
 
   /** Of the executor. A container without a limit of its own shows all of its machine. */
   private def cores: Int = {
     val machine = Runtime.getRuntime.availableProcessors()
-    val asked = Option(SparkEnv.get).filterNot(_.executorId == Driver)
+    val asked = Option(SparkEnv.get).filterNot(StateStoreInternals.isDriver)
       .flatMap(_.conf.getOption("spark.executor.cores"))
     asked.fold(machine)(number => math.min(number.toInt, machine))
   }
