@@ -7,6 +7,7 @@ cost that a user notices; a rule that does not know enough says nothing.
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from statestore.operations.upkeep.verification import Finding
-    from statestore.report.facts import Facts, StoreFacts
+    from statestore.report.facts import Facts, PartitionFacts, StoreFacts
 
 LARGE_ROWS = 5_000_000
 LARGE_BYTES = 1 << 30
 """State of one partition above which a restore takes ten seconds and more."""
 SMALL_ROWS = 1_000
-"""Rows of one partition below which its commit is all overhead."""
+"""Rows of one partition, of all stores, below which its commits are all overhead."""
 SKEW = 2.0
 SKEWED_ROWS = 10_000
 """A store of fewer rows is not worth a rescale."""
@@ -81,34 +82,48 @@ def _where(findings: Sequence[Finding]) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _sizes(facts: Facts) -> Iterator[Advice]:
+def _too_large(facts: Facts) -> Iterator[Advice]:
     for store in _changeable(facts):
-        rows = [partition.num_rows or 0 for partition in store.partitions]
-        bytes_ = [partition.full_bytes for partition in store.partitions]
-        if max(rows) > LARGE_ROWS or max(bytes_) > LARGE_BYTES:
-            if (more := _doubled(store)) is not None:
-                yield Advice(
-                    "partitions-too-large",
-                    "advice",
-                    f"The largest state partition of {store.title} has {max(rows):,} rows and "
-                    f"{format_bytes(max(bytes_))}. A restart waits for it to be restored. "
-                    "More state partitions are smaller ones.",
-                    f"statestore rescale {shlex.quote(facts.uri)} --num-partitions {more}",
-                )
-        elif store.num_rows is not None and store.num_partitions >= 8 and max(rows) < SMALL_ROWS:
-            fewer = store.num_partitions
-            while fewer % 2 == 0 and store.num_rows / fewer < SMALL_ROWS and fewer > 2:
-                fewer //= 2
-            if fewer < store.num_partitions:
-                yield Advice(
-                    "partitions-too-small",
-                    "advice",
-                    f"The {store.title} has {store.num_rows:,} rows in {store.num_partitions:,} "
-                    "state partitions. Each of them costs a task and a commit in every batch, "
-                    "whatever it holds.",
-                    f"statestore rescale {shlex.quote(facts.uri)} --num-partitions {fewer}",
-                )
+        if not any(map(_is_large, store.partitions)):
+            continue
+        if (more := _doubled(store)) is not None:
+            rows = max(part.num_rows or 0 for part in store.partitions)
+            full_bytes = max(part.full_bytes for part in store.partitions)
+            yield Advice(
+                "partitions-too-large",
+                "advice",
+                f"The largest state partition of {store.title} has {rows:,} rows and "
+                f"{format_bytes(full_bytes)}. A restart waits for it to be restored. "
+                "More state partitions are smaller ones.",
+                f"statestore rescale {shlex.quote(facts.uri)} --num-partitions {more}",
+            )
+
+
+def _is_large(partition: PartitionFacts) -> bool:
+    return (partition.num_rows or 0) > LARGE_ROWS or partition.full_bytes > LARGE_BYTES
+
+
+def _too_small(facts: Facts) -> Iterator[Advice]:
+    """Of all stores together, since a rescale changes all of them."""
+    rows: Counter[int] = Counter()
+    for store in _changeable(facts):
+        for part in store.partitions:
+            if part.num_rows is None or _is_large(part):
                 return
+            rows[part.partition] += part.num_rows
+    if len(rows) < 8 or max(rows.values()) >= SMALL_ROWS:
+        return
+    fewer = len(rows)
+    while fewer % 2 == 0 and rows.total() / fewer < SMALL_ROWS and fewer > 2:
+        fewer //= 2
+    if fewer < len(rows):
+        yield Advice(
+            "partitions-too-small",
+            "advice",
+            f"The state has {rows.total():,} rows in {len(rows):,} state partitions. Each of them "
+            "costs tasks and commits in every batch, whatever it holds.",
+            f"statestore rescale {shlex.quote(facts.uri)} --num-partitions {fewer}",
+        )
 
 
 def _address(store: StoreFacts) -> str:
@@ -236,7 +251,8 @@ def _doubled(store: StoreFacts) -> int | None:
 
 _RULES: tuple[Callable[[Facts], Iterator[Advice]], ...] = (
     _damage,
-    _sizes,
+    _too_large,
+    _too_small,
     _skew,
     _chains,
     _retention,

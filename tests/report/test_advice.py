@@ -147,6 +147,22 @@ def test_small_state_partitions_are_put_together_until_they_are_not_small():
     ]
 
 
+def test_small_stores_are_no_reason_where_others_are_not():
+    """Catches a rescale for one store that makes the state partitions of another too large."""
+    large, small = (even(8, rows).stores[0] for rows in (6_000_000, 3))
+    medium = even(8, 999).stores[0]
+    parts = tuple(replace(part, num_rows=None) for part in small.partitions)
+    unknown = replace(small, num_rows=None, partitions=parts)
+
+    more = ("partitions-too-large", "statestore rescale /ck --num-partitions 16")
+    assert told(even(8, 3, stores=(large, small))) == [more]
+    assert told(even(8, 3, stores=(small, medium))) == []
+    assert told(even(8, 3, stores=(small, unknown))) == []
+    fewer = ("partitions-too-small", "statestore rescale /ck --num-partitions 2")
+    assert told(even(8, 3, stores=(small, small))) == [fewer]
+    assert "has 48 rows in 8 state" in advise(even(8, 3, stores=(small, small)))[0].text
+
+
 def test_skew_is_told_apart_by_whether_a_rescale_helps():
     """Catches a rescale that moves a hot key from one state partition to another."""
     parts = [partition(number, rows) for number, rows in enumerate((5_000, 5_000, 5_000, 40_000))]
