@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statestore.core.errors import InvalidArgumentError, StateStoreError
 from statestore.core.text import format_count, format_time, to_cell
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from statestore.api.checkpoint import Checkpoint
     from statestore.core.clock import Clock
 
@@ -22,6 +26,17 @@ _MOST_CHARACTERS = 2_000
 _MOST_TEXT = 4_000_000
 """Characters of all cells of an answer."""
 _MOST_VERSIONS = 50
+_MOST_LINES = MOST_ROWS // _MOST_VERSIONS
+"""Of a key in one version."""
+
+
+class _Found(NamedTuple):
+    """What a version has of a key: the lines that are shown, and a digest of all its rows."""
+
+    version: int
+    committed_ms: int | None
+    lines: list[list[str | None]]
+    digest: bytes
 
 
 def run_sql(checkpoint: Checkpoint, sql: str) -> dict[str, Any]:
@@ -68,7 +83,8 @@ def follow_key(checkpoint: Checkpoint, rows: str, key: str, clock: Clock) -> dic
         clock: Says when it has taken long enough.
 
     Returns:
-        As `run_sql`: a line a row and version; versions in which nothing differs are one.
+        As `run_sql`: a line a row and version, the first rows of many; versions in which no row
+        differs, shown or not, are one.
 
     Raises:
         StateStoreError: As `Rows.find`, of the newest version.
@@ -77,7 +93,7 @@ def follow_key(checkpoint: Checkpoint, rows: str, key: str, clock: Clock) -> dic
 
     wanted = _key_of(key)
     until_ms = clock.elapsed_ms() + 1000 * MOST_SECONDS
-    found: list[tuple[int, int | None, list[list[str | None]]]] = []
+    found: list[_Found] = []
     columns: list[str] = []
     looked = 0
     versions = checkpoint.versions(limit=_MOST_VERSIONS)
@@ -94,14 +110,18 @@ def follow_key(checkpoint: Checkpoint, rows: str, key: str, clock: Clock) -> dic
             if not looked:
                 raise
             lines: list[list[str | None]] = [[str(error), None]]
+            digest = str(error).encode()
         else:
             columns = ["key", "value"]
             lines = [
                 [_shown(row["key"]), _shown(row["value"])]
-                for row in to_pylist(table.slice(0, MOST_ROWS // _MOST_VERSIONS))
+                for row in to_pylist(table.slice(0, _MOST_LINES))
             ]
+            if (more := table.num_rows - len(lines)) > 0:
+                lines.append([f"… and {format_count(more, 'row')} more", None])
+            digest = _digest(table)
         looked += 1
-        found.append((version.version, version.committed_ms, lines))
+        found.append(_Found(version.version, version.committed_ms, lines, digest))
     about = f"{format_count(looked, 'version')} looked at, of those that can be loaded."
     if is_over:
         about += f" The rest was left after {MOST_SECONDS} seconds."
@@ -112,22 +132,27 @@ def follow_key(checkpoint: Checkpoint, rows: str, key: str, clock: Clock) -> dic
     }
 
 
-def _folded(
-    found: list[tuple[int, int | None, list[list[str | None]]]], num_columns: int
-) -> list[list[str | None]]:
-    """Return the lines of versions, those of neighbours with the same lines once."""
+def _digest(table: pa.Table) -> bytes:
+    """Return a digest of all rows, to the bit: NaN is the same as NaN."""
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table.combine_chunks())
+    return hashlib.blake2b(sink.getvalue()).digest()
+
+
+def _folded(found: list[_Found], num_columns: int) -> list[list[str | None]]:
+    """Return the lines of versions, those of neighbours with the same rows once."""
     folded: list[list[str | None]] = []
-    at = 0
-    while at < len(found):
-        newest, _, lines = found[at]
-        while at + 1 < len(found) and found[at + 1][2] == lines:
-            at += 1
-        oldest, committed_ms, _ = found[at]
-        at += 1
-        span = str(newest) if newest == oldest else f"{oldest} to {newest}"
-        since = None if committed_ms is None else format_time(committed_ms)
-        if not lines:
-            lines = [["no row", *[None] * (num_columns - 1)]]
+    for _, same in itertools.groupby(found, lambda one: one.digest):
+        versions = list(same)
+        newest, oldest = versions[0], versions[-1]
+        span = str(newest.version)
+        if newest.version != oldest.version:
+            span = f"{oldest.version} to {newest.version}"
+        since = None if oldest.committed_ms is None else format_time(oldest.committed_ms)
+        lines = newest.lines or [["no row", *[None] * (num_columns - 1)]]
         folded += [[span, since, *line] for line in lines]
     return folded
 

@@ -14,6 +14,7 @@ from statestore.testing.checkpoints import MadeCheckpoint
 from statestore.ui import asked
 from statestore.ui.answers import run_sql
 from statestore.ui.plans import BusyError, Plans
+from tests.checkpoints import write_checkpoint
 from tests.spark.processes import descendants
 from tests.ui.served import lease_of, serve
 
@@ -153,6 +154,31 @@ def test_a_key_is_followed_over_the_versions(changing, made):
     for key in ("[1", "[1, 2, 3]", "not a number", "", "[" * 9000):
         assert changing.ask("key", rows="0", key=key)[0] == 400
     assert changing.ask("key", rows="nothing", key="[1]")[0] == 400
+
+
+def test_a_key_of_many_rows_is_compared_whole(tmp_path):
+    """Catches rows that are left out unsaid, and versions that differ in one of these."""
+    counts = {"lists": (25, 25, 26), "default": (30, 30, 30)}
+    versions = [
+        {
+            "lists": {("a", 1): [(value, None) for value in range(counts["lists"][at])]},
+            "default": {("b", key): (key if key < 29 else at // 2, "") for key in range(30)},
+        }
+        for at in range(3)
+    ]
+    path = write_checkpoint(tmp_path / "lists", versions)
+
+    with serve(path) as served:
+        for rows, key, more in (("lists", '["a", 1]', (6, 5)), ("default", '["b"]', (10, 10))):
+            status, found = served.ask("key", rows=rows, key=key)
+            assert status == 200, found
+            lines = [(row[0], row[2]) for row in found["rows"]]
+            expected = [
+                ("3", f"… and {more[0]} rows more"),
+                ("1 to 2", f"… and {more[1]} rows more"),
+            ]
+            assert [line for line in lines if "more" in line[1]] == expected
+            assert len(lines) == 42
 
 
 # ---- plans, and what may be done
