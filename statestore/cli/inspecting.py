@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import closing
+from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -259,8 +260,8 @@ def diff(
 
 def _parse_key(text: str) -> list[Any]:
     try:
-        key = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        key = json.loads(text, parse_float=Decimal)
+    except (ValueError, RecursionError, ArithmeticError) as error:
         raise click.UsageError(
             f'--find takes a JSON list such as ["a", 3], not {text!r}'
         ) from error

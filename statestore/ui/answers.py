@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 from contextlib import closing
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statestore.core.errors import InvalidArgumentError, StateStoreError
@@ -161,8 +162,8 @@ def _key_of(text: str) -> list[Any]:
     if not text.startswith("["):
         return [text]
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = json.loads(text, parse_float=Decimal)
+    except (ValueError, RecursionError, ArithmeticError) as error:
         raise InvalidArgumentError(
             "this is no JSON list of key columns",
             given=text[:100],

@@ -6,6 +6,7 @@ import json
 import math
 import struct
 from datetime import timedelta
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ import statestore
 from statestore import Checkpoint, Edited, Savepoint
 from statestore.cli.commands import cli
 from statestore.codec.column_family import ColumnFamily
+from statestore.core.clock import SystemClock
 from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.ui.answers import follow_key
 from tests.checkpoints import write_checkpoint
 
 HOUR = 3_600_000_000
@@ -437,3 +440,61 @@ def test_not_a_number_is_found_and_edited_as_one_key(tmp_path: Path) -> None:
 
     assert checkpoint.rows().read().num_rows == 2
     assert checkpoint.rows().find([math.nan])["value"].to_pylist() == [{"count": 7}]
+
+
+@pytest.mark.parametrize(
+    ("key", "found"),
+    [
+        ("[1234567890123456.78]", [1]),
+        ("[1234567890123456.8]", [2]),
+        ("[1.2345678901234568e15, 0.1]", [2]),
+        ("[1234567890123456.78, 0.10000000000000001, [0.1, 2]]", [1]),
+        ("[1234567890123456.78, 0.2]", []),
+        ("[1234567890123456.78, 1e400]", []),
+        ("[1234567890123456.78, 0.1, [0.2]]", []),
+        ("[1234567890123456.781]", None),
+        ('["1234567890123456.78"]', [1]),
+        ("[1e400]", None),
+        ("[1e-999999999]", None),
+        ('["1e-999999999"]', None),
+        ("[1e999999999]", None),
+        ('["x"]', None),
+        ("[NaN]", None),
+    ],
+)
+def test_decimal_is_found_by_all_of_its_digits(
+    tmp_path: Path, key: str, found: list[int] | None
+) -> None:
+    """Catches a number of a command or a page that is rounded, and finds another key, or none."""
+    ratios = {"type": "array", "elementType": "double", "containsNull": True}
+    of = family({"price": "decimal(18,2)", "ratio": "double", "ratios": ratios}, {"count": "long"})
+    (tenth,) = struct.unpack("<q", struct.pack("<d", 0.1))
+    rest = (tenth, struct.pack("<qqdd", 2, 0, 0.1, 2.0))
+    path = make(
+        tmp_path, of, {(123456789012345678, *rest): (1,), (123456789012345680, *rest): (2,)}
+    )
+    arguments = ["inspect", path, "--find", key, "--output", "json"]
+
+    done = CliRunner().invoke(cli, arguments)
+
+    if found is None:
+        assert (done.exit_code, "not of the type" in done.output) == (1, True)
+        with pytest.raises(InvalidArgumentError, match="not of the type"):
+            follow_key(Checkpoint(path), "", key, SystemClock())
+        return
+    assert [row["value"]["count"] for row in json.loads(done.stdout)["rows"]] == found
+    (line,) = follow_key(Checkpoint(path), "", key, SystemClock())["rows"]
+    assert line[3] == (json.dumps({"count": found[0]}) if found else None)
+
+
+def test_fraction_finds_no_whole_number(tmp_path: Path) -> None:
+    """Catches a number that is cut, and finds another key."""
+    longs = {"type": "array", "elementType": "long", "containsNull": True}
+    of = family({"number": "long", "numbers": longs}, {"count": "long"})
+    path = make(tmp_path, of, {(1, struct.pack("<qqq", 1, 0, 1)): (1,)})
+    rows = Checkpoint(path).rows()
+
+    assert rows.find([1, [1]]).num_rows == 1
+    for key in ([1.5], [Decimal("1.5")], [1, [1.5]], [1, [Decimal("1.5")]]):
+        with pytest.raises(InvalidArgumentError, match="not of the type"):
+            rows.find(key)

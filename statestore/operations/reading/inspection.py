@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from decimal import Decimal, InvalidOperation, localcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from statestore.codec.joined_trailers import add_counts
 from statestore.codec.key_bytes import decode_keys, key_type, value_type
 from statestore.codec.python_values import to_pylist
 from statestore.codec.rows import from_numpy, to_numpy
+from statestore.codec.spark_types import SparkType, distinct_names
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.addresses import places_of
 from statestore.operations.reading.lookup import Asked
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 
     from statestore.checkpoint.operator_metadata import OperatorInfo
     from statestore.codec.column_family import ColumnFamily
-    from statestore.codec.spark_types import SparkType
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.states import FoundRows
     from statestore.operations.store_state import States
@@ -204,9 +205,7 @@ def _literal(value: Any, kind: SparkType, name: str) -> pa.Array[Any]:
     if kind.kind == "struct" and isinstance(value, dict | list | tuple):
         return _struct_literal(value, kind, name)
     try:
-        # As text, because Arrow cuts numbers for columns of whole ones.
-        if isinstance(value, float) and not pa.types.is_floating(kind.arrow):
-            return pa.array([str(value)]).cast(kind.arrow)
+        value = _fitting(value, kind)
         try:
             return pa.array([value], kind.arrow)
         except _NOT_OF_TYPE:
@@ -220,6 +219,42 @@ def _literal(value: Any, kind: SparkType, name: str) -> pa.Array[Any]:
             type=str(kind.arrow),
             to_fix="give a value of that type; timestamps as 2024-01-31T12:00:00Z",
         ) from error
+
+
+def _fitting(value: Any, kind: SparkType) -> Any:
+    """Return a value whose fractions Arrow takes for a type, or refuses.
+
+    Raises:
+        OverflowError: It is no number of a decimal type.
+    """
+    if kind.kind == "decimal" and isinstance(value, float | Decimal | str):
+        return _scaled(str(value), kind.scale)
+    if isinstance(value, float | Decimal):
+        # As text, because Arrow cuts numbers for columns of whole ones.
+        return float(value) if kind.kind in ("float", "double") else str(value)
+    if kind.kind in ("array", "map") and isinstance(value, list):
+        of = kind.types[0] if kind.kind == "array" else SparkType("struct", kind.fields)
+        return [_fitting(one, of) for one in value]
+    if kind.kind == "map" and isinstance(value, dict):
+        return {key: _fitting(one, kind.types[1]) for key, one in value.items()}
+    if kind.kind == "struct" and isinstance(value, dict):
+        fields = zip(distinct_names(kind.names), kind.types, strict=True)
+        return {name: _fitting(value.get(name), of) for name, of in fields}
+    return value
+
+
+def _scaled(text: str, scale: int) -> Decimal:
+    """Return a decimal of a scale: Arrow crashes at exponents far from it."""
+    with localcontext() as context:
+        context.prec = 100
+        try:
+            number = Decimal(text)
+            made = number.quantize(Decimal(1).scaleb(-scale))
+        except InvalidOperation:
+            raise OverflowError from None
+    if made != number:
+        raise OverflowError
+    return made
 
 
 def _struct_literal(
