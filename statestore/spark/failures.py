@@ -9,6 +9,7 @@ of Spark's. What is not known to be lasting counts as worth a restart, as in Fli
 from __future__ import annotations
 
 import re
+import sys
 
 from statestore.core.errors import StateStoreError
 
@@ -57,7 +58,7 @@ _PLANNING = re.compile(  # some of them have no SQLSTATE
     # What Hive's metastore has raised says nothing of the plan: it may be down.
     r"(?!(?:\[[\w.]+\] )?org\.apache\.(?:hadoop\.hive\.ql\.metadata\.HiveException|thrift\.))"
 )
-_STOPPED = re.compile(r"stopped SparkContext|SparkContext was shut down|Py4JNetworkError")
+_STOPPED = re.compile(r"stopped SparkContext|SparkContext was shut down")
 _CAUSE = re.compile(r"^(?:Caused by: )?([\w.$]+(?:Error|Exception): \S.*)$", re.MULTILINE)
 # Offsets and plan in an error of a streaming query: they hold the program's literals.
 _PLAN = re.compile(r"\n=== Streaming Query ===.*?(?=\n\tat |\Z)", re.DOTALL)
@@ -84,7 +85,7 @@ def find_obstacle(error: BaseException) -> str | None:
     for kind in _KIND.findall(text):
         if kind in LASTING_KINDS:
             return str(kind)
-    if _STOPPED.search(text):
+    if _STOPPED.search(text) or _is_stopped():
         return "application stopped"
     if _ARGUMENT.search(text):
         return "invalid-option"
@@ -93,6 +94,18 @@ def find_obstacle(error: BaseException) -> str | None:
             return str(state)
     found = _CONDITION.search(text) or _PLANNING.search(text)
     return found[1] if found else None
+
+
+def _is_stopped() -> bool:
+    """Return whether the application of this driver was stopped, or its JVM has died."""
+    pyspark = sys.modules.get("pyspark")
+    context = getattr(getattr(pyspark, "SparkContext", None), "_active_spark_context", None)
+    if context is None:
+        return False
+    try:
+        return bool(context._jsc.sc().isStopped())  # noqa: SLF001
+    except Exception:  # noqa: BLE001, no other JVM takes the place of one that does not answer
+        return True
 
 
 def reason_of(error: BaseException) -> str:

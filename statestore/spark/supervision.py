@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import TYPE_CHECKING, Protocol
 
 from statestore.core.clock import Clock, SystemClock
@@ -164,14 +164,11 @@ def _await(query: StreamingQuery, savepoints: Savepoints | None, scaling: Scalin
             if savepoints is not None:
                 stack.enter_context(savepoints.beside(query))
             wait = query.awaitTermination if scaling is None else scaling.watch(query)
-        except Exception:
-            query.stop()
-            raise
-        try:
             return bool(wait())
         except Exception:
-            if query.isActive:  # what looked at it has failed, and not the query
-                query.stop()
+            with suppress(Exception):  # it would hide what has failed
+                if query.isActive:  # what looked at it has failed, and not the query
+                    query.stop()
             raise
 
 

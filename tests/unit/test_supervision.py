@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.clientserver import JavaClient, JavaParameters, PythonParameters
+from py4j.java_gateway import GatewayProperty
+from py4j.protocol import get_return_value
+from pyspark import SparkContext
 
 from statestore.api.schedule import Every
 from statestore.core.clock import ManualClock
@@ -151,6 +158,102 @@ def test_interruption_passes_through():
 
     with pytest.raises(KeyboardInterrupt):
         run(start_query, FixedDelay(5, 1), clock=ManualClock())
+
+
+class Jvm:
+    """A socket that answers py4j's real client as a JVM does that runs a query."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.is_waiting, self.is_stopped = threading.Event(), threading.Event()
+        self._sockets = [socket.create_server(("127.0.0.1", 0))]
+        port = self._sockets[0].getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+        self._client = JavaClient(
+            JavaParameters(port=port), PythonParameters(port=0), GatewayProperty(False, None)
+        )
+
+    def call(self, name: str) -> Any:
+        answer = self._client.send_command(f"c\no1\n{name}\ne\n")
+        return get_return_value(answer, self._client, "o1", name)
+
+    def die(self) -> None:
+        for one in self._sockets:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def close(self) -> None:
+        self.is_stopped.set()
+        self.die()
+        self._client.close()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                self._sockets.append(self._sockets[0].accept()[0])
+                answering = threading.Thread(
+                    target=self._answer, args=(self._sockets[-1],), daemon=True
+                )
+                answering.start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with suppress(OSError), connection.makefile("rb") as commands:
+            while lines := [commands.readline().decode().strip() for _ in range(4)]:
+                if not lines[0]:
+                    return
+                self.calls.append(lines[2])
+                if lines[2] == "awaitTermination":
+                    self.is_waiting.set()
+                    self.is_stopped.wait()
+                if lines[2] == "stop":
+                    self.is_stopped.set()
+                connection.sendall(b"!yv\n")
+
+
+class JvmQuery:
+    """A query of such a JVM."""
+
+    def __init__(self, jvm: Jvm) -> None:
+        jvm.call("start")
+        self._jvm = jvm
+
+    @property
+    def isActive(self) -> bool:
+        self._jvm.call("isActive")
+        return True
+
+    def awaitTermination(self) -> None:
+        self._jvm.call("awaitTermination")
+
+    def stop(self) -> None:
+        self._jvm.call("stop")
+
+
+@pytest.fixture
+def jvm() -> Iterator[Jvm]:
+    with closing(Jvm()) as jvm:
+        yield jvm
+
+
+def test_query_is_not_supervised_in_a_jvm_that_has_died(
+    jvm: Jvm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a program that lives on, and starts a query once a minute that nothing can run."""
+    context = SimpleNamespace(isStopped=lambda: jvm.call("isStopped"))
+    driver = SimpleNamespace(_gateway=None, _jsc=SimpleNamespace(sc=lambda: context))
+    monkeypatch.setattr(SparkContext, "_active_spark_context", driver)
+
+    def kill() -> None:
+        jvm.is_waiting.wait()
+        jvm.die()
+
+    threading.Thread(target=kill).start()
+    with pytest.raises(QueryFailedError) as raised:
+        run(lambda: JvmQuery(jvm), FixedDelay(3, 1), clock=ManualClock())
+
+    assert raised.value.restart.attempts == 1
+    assert raised.value.fields["obstacle"] == "application stopped"
 
 
 def test_program_may_judge_otherwise():
@@ -305,6 +408,25 @@ def test_query_does_not_run_on_without_the_savepoints_that_were_asked_for() -> N
 
     assert raised.value.kind == "query-failed"
     assert [query.is_stopped for query in queries] == [True]
+
+
+class LostQuery(RunningQuery):
+    """A query that fails with its JVM, which then tells nothing of it."""
+
+    @property
+    def isActive(self) -> bool:
+        raise ConnectionRefusedError
+
+    def awaitTermination(self) -> None:
+        raise OSError("the connection was closed")
+
+
+def test_failure_of_a_query_is_not_hidden_by_what_is_asked_of_it_then() -> None:
+    """Catches a cause that says nothing of why the query failed."""
+    with pytest.raises(QueryFailedError) as raised:
+        run(LostQuery, NoRestart(), clock=ManualClock())
+
+    assert str(raised.value.__cause__) == "the connection was closed"
 
 
 class BrokenScaling:
