@@ -19,6 +19,7 @@ from statestore.spark.driver_session import checkpoint_of, session_of_driver
 from statestore.spark.failures import LASTING_KINDS
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Mapping
 
     from pyspark.sql.streaming.query import StreamingQuery
@@ -116,7 +117,7 @@ class Scaling:
         self._scaler: Scaler | None = None
         self._of_scaler: tuple[list[int], int] | None = None
 
-    def watch(self, query: StreamingQuery) -> Callable[[], bool]:
+    def watch(self, query: StreamingQuery) -> Callable[[threading.Event], bool]:
         """Return a function that waits for the end of a run, as `supervision.Scaling.watch`.
 
         Raises:
@@ -203,20 +204,28 @@ class _Run:
         self._scaler: Scaler | None = None
         self._num_partitions = 0
 
-    def wait(self) -> bool:
-        """Wait for the end of the run, or end it; return whether to start the query again."""
+    def wait(self, is_left: threading.Event) -> bool:
+        """Wait for the end of the run, or end it; return whether to start the query again.
+
+        Args:
+            is_left: Set when nobody would start it again.
+        """
         try:
             while not self._query.awaitTermination(_POLL_S):  # type: ignore[arg-type]
-                if not self._of.is_off and self._scale():
+                if is_left.is_set():
+                    return False
+                if not self._of.is_off and self._scale(is_left):
                     return True
+            # The last batch of a query that was told to end may still run, and fail.
+            self._query.awaitTermination()
         except Exception:
             # As Spark refuses to start what a killed program has begun to rescale.
-            if self._finish():
+            if not is_left.is_set() and self._finish():
                 return True
             raise
         return False
 
-    def _scale(self) -> bool:
+    def _scale(self, is_left: threading.Event) -> bool:
         """Look at the query, and scale it where that is due; return whether it was stopped."""
         try:
             decision = self._decide()
@@ -227,8 +236,12 @@ class _Run:
         except StateStoreError as error:
             self._of.pass_over(error)
             return False
+        if is_left.is_set():
+            return False
         is_alone = stop_after_batch(self._query)
         self._query.awaitTermination()  # raises where the last batch has failed
+        if is_left.is_set():
+            return False
         if not is_alone:
             _log.info("the query was stopped by somebody else, and does not go on: %s", decision)
             return False

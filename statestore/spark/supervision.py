@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
+from concurrent import futures
 from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _log = logging.getLogger(__name__)
+_LOOK_S = 0.5
+"""So late at most runs the handler of a signal that came just before a wait: it does not end it."""
 
 
 class Savepoints(Protocol):
@@ -32,10 +36,11 @@ class Savepoints(Protocol):
 class Scaling(Protocol):
     """A rule that changes the number of state partitions of one supervised query."""
 
-    def watch(self, query: StreamingQuery) -> Callable[[], bool]:
+    def watch(self, query: StreamingQuery) -> Callable[[threading.Event], bool]:
         """Return a function that waits for the end of a run as `awaitTermination`.
 
-        It returns whether the run was ended for the query to be started again.
+        It is called in another thread, and returns whether the run was ended for the query to be
+        started again. Once its argument is set nobody waits for it: it begins no change, and ends.
 
         Raises:
             InvalidArgumentError: Nothing can be told of such a query.
@@ -93,7 +98,8 @@ def run(
     Guarantee: on return, and after a QueryFailedError, the query that `start_query` returned does
     not run. One that it started and did not return, or before it raised, is not known here, and
     runs on. Any other exception, such as KeyboardInterrupt, passes through and leaves the query as
-    it is. The durable state is always that of the last batch in the checkpoint's commit log.
+    it is; it is not scaled any more. The durable state is always that of the last batch in the
+    checkpoint's commit log.
     """
     for name, given, has, to_fix in (
         ("restart", restart, "delays", "give a restart strategy, such as FixedDelay(3, 10)"),
@@ -163,13 +169,50 @@ def _await(query: StreamingQuery, savepoints: Savepoints | None, scaling: Scalin
         try:
             if savepoints is not None:
                 stack.enter_context(savepoints.beside(query))
-            wait = query.awaitTermination if scaling is None else scaling.watch(query)
-            return bool(wait())
+            wait = _end_of(query) if scaling is None else scaling.watch(query)
+            return _in_a_thread(wait)
         except Exception:
             with suppress(Exception):  # it would hide what has failed
                 if query.isActive:  # what looked at it has failed, and not the query
                     query.stop()
             raise
+
+
+def _end_of(query: StreamingQuery) -> Callable[[threading.Event], bool]:
+    """Return a function that waits for the end of a query that is not scaled."""
+
+    def wait(_: threading.Event) -> bool:
+        query.awaitTermination()
+        return False
+
+    return wait
+
+
+def _in_a_thread(wait: Callable[[threading.Event], bool]) -> bool:
+    """Return what a function returns in a thread of its own, or raise what it raises.
+
+    Handlers of signals run in the main thread. A call into the JVM fails there while another one
+    waits for its answer, so none does.
+
+    Args:
+        wait: Its argument is set when an exception, such as KeyboardInterrupt, has ended this call.
+    """
+    is_left = threading.Event()
+    outcome: futures.Future[bool] = futures.Future()
+
+    def call() -> None:
+        try:
+            outcome.set_result(wait(is_left))
+        except BaseException as error:  # noqa: BLE001, it is raised in the other thread
+            outcome.set_exception(error)
+
+    try:
+        threading.Thread(target=call, name="await-query", daemon=True).start()
+        while not futures.wait([outcome], _LOOK_S).done:
+            pass
+        return outcome.result()
+    finally:
+        is_left.set()
 
 
 def _final(past: Restart, strategy: RestartStrategy) -> QueryFailedError:

@@ -19,6 +19,7 @@ from typing import Any
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+import statestore
 from statestore.checkpoint.lease import Leases
 from statestore.io.local import LocalFileIO
 
@@ -189,6 +190,41 @@ def interpreters(
     return {"errors": errors, "batches": batches}
 
 
+def supervised(root: Path, jars: list[Path], provider: str) -> dict[str, Any]:
+    """Supervise a query that SIGTERM stops with a savepoint, and one that Ctrl-C interrupts."""
+    session = start_application(root, jars)
+    lane = _lane(session, root, SHORT, provider)
+    lane.on_batch = lambda batch_id: (root / "progress").write_text(str(batch_id))
+    lane.feed(*SHORT.plan[0][:1])
+    handles: list[Any] = []
+
+    def start() -> Any:
+        handles.append(lane.start(available_now=False))
+        return handles[-1]
+
+    def stop(*_: object) -> None:
+        statestore.stop_with_savepoint(handles[-1], root / "savepoint")
+
+    signal.signal(signal.SIGTERM, stop)
+    past = statestore.run(start)
+    version = statestore.Savepoint(root / "savepoint").info.version
+    lane.feed(*SHORT.plan[0][1:2])
+    is_interrupted = False
+    try:
+        statestore.run(start)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    is_active = handles[-1].isActive
+    session.stop()
+    return {
+        "attempts": past.attempts,
+        "version": version,
+        "is_interrupted": is_interrupted,
+        "is_active": is_active,
+        "starts": len(handles),
+    }
+
+
 def connect_server(root: Path, jars: list[Path]) -> dict[str, Any]:
     """Serve Spark Connect until it is killed; `port` holds where."""
     package = "org.apache.spark.sql.connect"
@@ -241,7 +277,10 @@ def main(name: str, text: str) -> None:
     arguments = json.loads(text)
     root = Path(arguments.pop("root"))
     jars = [Path(jar) for jar in arguments.pop("jars")]
-    known = (cluster, heap_cluster, endless, resume, resume_lost, interpreters, connect_server)
+    known = (
+        cluster, heap_cluster, endless, resume, resume_lost, interpreters, supervised,
+        connect_server,
+    )  # fmt: skip
     jobs: dict[str, Any] = {job.__name__: job for job in known}
     report = jobs[name](root, jars, **arguments)
     (root / "report.json").write_text(json.dumps(report))

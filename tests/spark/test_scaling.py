@@ -256,6 +256,39 @@ def test_query_that_somebody_stops_during_a_change_does_not_go_on(
     assert Checkpoint(lane.checkpoint).info.num_partitions == 4
 
 
+def test_run_lasts_until_the_last_batch_of_a_query_that_was_stopped_has_ended(
+    make_lane: MakeLane,
+) -> None:
+    """Catches a program that goes on, or ends, in the middle of that batch."""
+    lane = make_lane(QUERY, conf=FOUR)
+    lane.feed(*QUERY.plan[0][:1])
+    handles: list[Any] = []
+
+    def start() -> Any:
+        handles.append(lane.start(every=EVERY))
+        return handles[-1]
+
+    def stop() -> None:
+        statestore.stop_with_savepoint(handles[-1], lane.root / "savepoint")
+
+    stopping = threading.Thread(target=stop)
+
+    def on_batch(_: int) -> None:
+        wait_for(lambda: handles, "the handle")
+        stopping.start()
+        wait_for(lambda: not handles[-1].isActive, "a query that is told to end")
+        time.sleep(2.0)  # for more than one look
+
+    lane.on_batch = on_batch
+    past = statestore.run(start, scale=Between(2, 8))
+    is_committed = (lane.checkpoint / "commits" / "0").exists()
+    stopping.join()
+
+    assert is_committed
+    assert (past.attempts, past.failures) == (1, [])
+    assert statestore.Savepoint(lane.root / "savepoint").info.version == 1
+
+
 PARTITIONS = f"{STATE_STORE}.partitions"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,8 +21,9 @@ import statestore
 from statestore import CheckpointListener, FixedDelay, QueryFailedError
 from statestore.core.clock import ManualClock
 
-from .conftest import BODY, MakeLane, state_in_files, state_in_memory
+from .conftest import BODY, PROVIDER, MakeLane, state_in_files, state_in_memory
 from .harness import HDFS, STATE_STORE, Lane, wait_for
+from .job_process import Job
 from .queries import AGGREGATION, one_input, single
 
 
@@ -321,3 +323,21 @@ def test_savepoints_are_taken_while_the_query_runs(make_lane: MakeLane, tmp_path
     lane.feed(lane.query.plan[0][0])
     statestore.run(lane.start, savepoints=statestore.Every(3600, kept, keep=2))
     assert versions() == [2, 3], "it is not due after a restart"
+
+
+@pytest.mark.ours
+def test_program_that_waits_for_its_query_is_ended_by_signals(start_job: Callable[..., Job]):
+    """Catches a query that is started again when its program is told to end."""
+    job = start_job("supervised", provider=PROVIDER)
+
+    for number, signal_to_end in enumerate((signal.SIGTERM, signal.SIGINT), 1):
+        wait_for(lambda number=number: job.num_batches() == number, "a batch", timeout_s=100)
+        os.kill(job.process.pid, signal_to_end)
+
+    assert job.report(60) == {
+        "attempts": 1,
+        "version": 1,
+        "is_interrupted": True,
+        "is_active": True,
+        "starts": 2,
+    }

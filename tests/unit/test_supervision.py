@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -236,6 +239,73 @@ def jvm() -> Iterator[Jvm]:
         yield jvm
 
 
+@contextmanager
+def on_interrupt(jvm: Jvm, do: Callable[[], Any]) -> Iterator[None]:
+    """Send this process a signal when a query of the JVM is waited for; its handler is given."""
+
+    def handle(*_: object) -> None:
+        do()
+
+    def interrupt() -> None:
+        jvm.is_waiting.wait()
+        time.sleep(0.2)  # until an answer of the JVM would be waited for
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, handle)
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    try:
+        yield
+    finally:
+        jvm.is_waiting.set()
+        interrupting.join()
+        signal.signal(signal.SIGINT, before)
+
+
+def test_query_that_is_interrupted_is_not_started_again(jvm: Jvm) -> None:
+    """Catches a Ctrl-C that is taken for a failure: its handler has failed, and not the query."""
+
+    def handle() -> None:  # as PySpark 4.0 does
+        jvm.call("cancelAllJobs")
+        raise KeyboardInterrupt
+
+    with on_interrupt(jvm, handle), pytest.raises(KeyboardInterrupt):
+        run(lambda: JvmQuery(jvm), NoRestart(), clock=ManualClock())
+
+    assert jvm.calls == ["start", "awaitTermination", "cancelAllJobs"]
+
+
+def test_handler_of_a_signal_may_stop_the_query(jvm: Jvm) -> None:
+    """Catches a program that goes on when it is told to end, as by systemd or Kubernetes."""
+    with on_interrupt(jvm, lambda: jvm.call("stop")):
+        past = run(lambda: JvmQuery(jvm), NoRestart(), clock=ManualClock())
+
+    assert (past.attempts, past.failures) == (1, [])
+    assert jvm.calls == ["start", "awaitTermination", "stop"]
+
+
+def test_scaling_ends_with_a_run_that_is_interrupted(jvm: Jvm) -> None:
+    """Catches a query that is changed when nobody would start it again."""
+    ended = threading.Event()
+
+    def handle() -> None:
+        raise KeyboardInterrupt
+
+    def wait(is_left: threading.Event) -> bool:
+        jvm.is_waiting.set()
+        if is_left.wait(30):
+            ended.set()
+        return True
+
+    watching = SimpleNamespace(watch=lambda _: wait)
+    scale: Any = SimpleNamespace(begin=lambda _: watching)
+    with on_interrupt(jvm, handle), pytest.raises(KeyboardInterrupt):
+        run(lambda: JvmQuery(jvm), scale=scale, clock=ManualClock())
+
+    assert ended.wait(30)
+    assert jvm.calls == ["start"]
+
+
 def test_query_is_not_supervised_in_a_jvm_that_has_died(
     jvm: Jvm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -436,10 +506,10 @@ class BrokenScaling:
         del clock
         return self
 
-    def watch(self, query: RunningQuery) -> Callable[[], bool]:
+    def watch(self, query: RunningQuery) -> Callable[[threading.Event], bool]:
         del query
 
-        def wait() -> bool:
+        def wait(_: threading.Event) -> bool:
             raise RuntimeError("a bug")
 
         return wait
