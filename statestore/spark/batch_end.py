@@ -40,11 +40,23 @@ def stop_after_batch(query: StreamingQuery, wait_s: float = math.inf) -> bool:
         query.stop()
     except BaseException:
         if query.isActive:  # it goes on
-            with suppress(ValueError):
-                _stops.remove(run)
+            take_back(run)
         raise
     is_whole = planned is None or _is_reported(query, planned)
     return was_active and is_whole and _stops.count(run) == 1
+
+
+def take_back(run: str) -> None:
+    """Forget a stop of a run, which then may be started again."""
+    with suppress(ValueError):
+        _stops.remove(run)
+
+
+def was_told_to_end(query: StreamingQuery) -> bool:
+    """Return whether `stop_after_batch` has stopped a query, and that was not taken back."""
+    with suppress(Exception):  # a driver that has died does not tell the run
+        return str(query.runId) in _stops
+    return False
 
 
 def _await_end(query: StreamingQuery, wait_s: float) -> tuple[bool, int | None]:

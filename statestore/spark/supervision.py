@@ -13,6 +13,7 @@ from statestore.core.clock import Clock, SystemClock
 from statestore.core.errors import InvalidArgumentError, QueryFailedError
 from statestore.core.restart_strategies import ExponentialDelay, RestartStrategy
 from statestore.core.restarts import Failure, Restart
+from statestore.spark.batch_end import was_told_to_end
 from statestore.spark.failures import find_obstacle, reason_of, text_of
 from statestore.spark.partitions_asked import rescale_as_asked
 from statestore.spark.sink_errors import find_sink_error
@@ -92,8 +93,9 @@ def run(
             was not started.
         QueryFailedError: The last failure is its cause, and the cause of that is what a
             `foreachBatch` raised: there was an obstacle (kind query-failed), such as a
-            `start_query` that returned no query; or the strategy allows no more restarts (kind
-            restarts-exhausted). Its `restart` is what would have been returned.
+            `start_query` that returned no query, or `stopped`: the last batch failed of a query
+            that `stop_with_savepoint` has told to end; or the strategy allows no more restarts
+            (kind restarts-exhausted). Its `restart` is what would have been returned.
 
     Guarantee: on return, and after a QueryFailedError, the query that `start_query` returned does
     not run. One that it started and did not return, or before it raised, is not known here, and
@@ -120,14 +122,18 @@ def run(
     scaling = None if scale is None else scale.begin(clock)
     while True:
         past.attempts += 1
+        query = None
         try:
-            if _await(_start(start_query), savepoints, scaling):
+            query = _start(start_query)
+            if _await(query, savepoints, scaling):
                 continue
             return past
         except Exception as error:  # a query, its sources and its sinks raise whatever they like
             if error.__cause__ is None:
                 error.__cause__ = find_sink_error(text_of(error))
             found = obstacle(error)
+            if found is None and query is not None and was_told_to_end(query):
+                found = "stopped"
             delay_ms = next(delays, None) if found is None else None
             reason = reason_of(error)
             past.note(Failure(past.attempts, clock.now_ms(), reason, found, delay_ms))

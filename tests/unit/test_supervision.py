@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,8 @@ from py4j.java_gateway import GatewayProperty
 from py4j.protocol import get_return_value
 from pyspark import SparkContext
 
+from statestore.api import scaling
+from statestore.api.scaling import Between
 from statestore.api.schedule import Every
 from statestore.core.clock import ManualClock
 from statestore.core.errors import (
@@ -32,6 +34,7 @@ from statestore.core.errors import (
 )
 from statestore.core.restart_strategies import ExponentialDelay, FixedDelay, NoRestart
 from statestore.core.restarts import MAX_FAILURES_KEPT
+from statestore.spark.batch_end import stop_after_batch
 from statestore.spark.failures import find_obstacle, reason_of
 from statestore.spark.supervision import run
 
@@ -56,11 +59,12 @@ class EndedQuery:
     def __init__(self, clock: ManualClock, run_ms: int, error: Exception | None) -> None:
         self._end = (clock, run_ms, error)
 
-    def awaitTermination(self) -> None:
+    def awaitTermination(self, *_: float) -> bool:
         clock, run_ms, error = self._end
         clock.advance(run_ms)
         if error is not None:
             raise error
+        return True
 
 
 def starts(clock: ManualClock, errors: Sequence[Exception | None]) -> Callable[[], EndedQuery]:
@@ -456,6 +460,60 @@ class RunningQuery:
 
     def stop(self) -> None:
         self.is_stopped = True
+
+
+class ToldToEnd(RunningQuery):
+    """A query that is told to end by others, and whose last batch fails."""
+
+    runId = "a run"  # noqa: N815
+    status = {"isTriggerActive": False}  # noqa: RUF012
+    _jsq = SimpleNamespace(streamingQuery=lambda: None)
+
+    def awaitTermination(self, *_: float) -> bool:
+        if self.isActive:
+            stop_after_batch(self)  # type: ignore[arg-type]
+        raise OSError("the sink is away")
+
+
+def test_query_that_was_told_to_end_is_not_started_again_when_its_last_batch_fails():
+    """Catches two queries that write to one sink: this one, and one from the savepoint."""
+    with pytest.raises(QueryFailedError) as raised:
+        run(ToldToEnd, FixedDelay(3, 1), clock=ManualClock())
+
+    assert raised.value.restart.attempts == 1
+    assert raised.value.fields["obstacle"] == "stopped"
+    assert str(raised.value.__cause__) == "the sink is away"
+
+
+class StoppedForAChange(ToldToEnd):
+    """A query whose last batch before a change fails."""
+
+    runId = "another run"  # noqa: N815
+
+    def awaitTermination(self, *_: float) -> bool:
+        if self.isActive:
+            return False
+        raise OSError("the sink is away")
+
+
+def test_query_is_started_again_when_its_last_batch_before_a_change_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches a query that ends for good by a failure in that moment."""
+    clock = ManualClock()
+    queries = iter([StoppedForAChange(), EndedQuery(clock, 1000, None)])
+    checkpoint: Any = SimpleNamespace(_reach=SimpleNamespace(checkpoint=nullcontext))
+    monkeypatch.setattr(scaling, "rescale", lambda *_, dry_run: None)
+    monkeypatch.setattr(scaling, "finish_rescale", lambda _: None)
+    monkeypatch.setattr(scaling._Run, "_decide", lambda _: SimpleNamespace(num_partitions=8))
+    monkeypatch.setattr(
+        scaling.Scaling, "watch", lambda of, query: scaling._Run(of, query, checkpoint, 100).wait
+    )
+
+    past = run(lambda: next(queries), FixedDelay(3, 1), scale=Between(4, 8), clock=clock)
+
+    assert [failure.obstacle for failure in past.failures] == [None]
+    assert past.attempts == 2
 
 
 class NoSavepoints:
