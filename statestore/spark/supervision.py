@@ -77,7 +77,7 @@ def run(
             returns its handle. It is called once for every attempt, in the calling thread; what it
             raises counts as a failure of that attempt; unless the query asks for another number of
             state partitions by the option `partitions`: then that is changed, and it is called
-            again.
+            again; with `scale` it is refused.
         restart: Restart strategy; `ExponentialDelay()` when None.
         savepoints: Takes savepoints while the query runs, as `Every` does; none when None.
         scale: Changes the number of state partitions with the load, as `Between` does: the query is
@@ -124,7 +124,7 @@ def run(
         past.attempts += 1
         query = None
         try:
-            query = _start(start_query)
+            query = _start(start_query, may_rescale=scaling is None)
             if _await(query, savepoints, scaling):
                 continue
             return past
@@ -148,12 +148,17 @@ def run(
         clock.sleep_ms(delay_ms)
 
 
-def _start(start_query: Callable[[], StreamingQuery]) -> StreamingQuery:
-    """Start a query; where it asks for another number of state partitions, rescale it first."""
+def _start(start_query: Callable[[], StreamingQuery], *, may_rescale: bool) -> StreamingQuery:
+    """Start a query; where it asks for another number of state partitions, rescale it first.
+
+    Args:
+        start_query: As of `run`.
+        may_rescale: Whether to rescale it; else its refusal is raised.
+    """
     try:
         query = start_query()
     except Exception as error:
-        if not rescale_as_asked(error):
+        if not (may_rescale and rescale_as_asked(error)):
             raise
         query = start_query()
     if query is None:

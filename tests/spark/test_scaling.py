@@ -19,7 +19,7 @@ from pyspark.errors import IllegalArgumentException
 from pyspark.sql import SparkSession
 
 import statestore
-from statestore import Between, Checkpoint, NoRestart, QueryFailedError
+from statestore import Between, Checkpoint, FixedDelay, NoRestart, QueryFailedError
 from statestore.api import scaling, stopping
 from statestore.core.clock import ManualClock
 from statestore.spark import batch_end
@@ -364,12 +364,23 @@ def test_batch_of_an_edit_that_was_killed_is_ended_before_a_rescale(make_lane: M
 
 
 def test_query_is_not_scaled_where_its_number_is_set(make_lane: MakeLane) -> None:
-    """Catches a query whose restarts take back what its scaling has changed."""
+    """Catches a query whose restarts take back what its scaling has changed.
+
+    Also one that is rescaled, and then refused.
+    """
     lane = make_lane(QUERY, conf={PARTITIONS: "4"})
     lane.feed(*QUERY.plan[0][:1])
 
-    with pytest.raises(QueryFailedError, match="leave out the key"):
-        statestore.run(lambda: lane.start(every=EVERY), NoRestart(), scale=Between(2, 8))
+    def refused(fix: str) -> str:
+        with pytest.raises(QueryFailedError, match=fix) as raised:
+            statestore.run(lambda: lane.start(every=EVERY), FixedDelay(2, 1), scale=Between(2, 8))
+        return str(raised.value.fields["obstacle"])
+
+    assert refused("leave out the key") == "invalid-argument"
+    lane.run()
+    lane.conf[PARTITIONS] = "8"
+    assert refused("--num-partitions 8 --yes") == "partitions-asked"
+    assert Checkpoint(lane.checkpoint).info.num_partitions == 4
 
 
 @EXTENDED
