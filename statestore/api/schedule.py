@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from statestore.api.checkpoint import DirectoryLike
+    from statestore.operations.result import Progress
     from statestore.operations.savepoint.savepoint import SavepointForm
     from statestore.operations.upkeep.retained_savepoints import RetainedSavepoints
 
@@ -87,14 +88,18 @@ class Every:
         """Milliseconds from a failure to the next attempt: a tenth of the interval, or 1 s."""
         return max(_LEAST_MS, self.interval_ms // 10)
 
-    def take(self, checkpoint: Checkpoint) -> RetainedSavepoints:
+    def take(self, checkpoint: Checkpoint, progress: Progress | None = None) -> RetainedSavepoints:
         """Take a savepoint now, and delete those that are not to stay.
 
         Guarantee and errors as `Checkpoint.retain_savepoint`.
         """
         stays = self._retention
         return checkpoint.retain_savepoint(
-            self._destination, form=stays.form, keep=stays.keep, max_age=stays.max_age
+            self._destination,
+            form=stays.form,
+            keep=stays.keep,
+            max_age=stays.max_age,
+            progress=progress,
         )
 
     def due_in_ms(self, checkpoint: Checkpoint) -> int:
@@ -112,38 +117,64 @@ class Every:
         return 0 if newest_ms is None else max(0, newest_ms + self.interval_ms - now_ms)
 
     @contextmanager
-    def beside(self, query: StreamingQuery) -> Iterator[None]:
-        """Take savepoints of a query within a block, from a thread of its own.
+    def beside(self) -> Iterator[Callable[[StreamingQuery], None]]:
+        """Take savepoints of a query within a block, over all of its starts.
 
-        At the end of the block none is begun any more, and one that is under way is waited for.
+        Yields a function that is called with the query after each start. The first call begins a
+        thread; the others do not wait for a savepoint that is under way. The function raises
+        InvalidArgumentError for a query of Spark Connect (kind spark-connect).
 
-        Raises:
-            InvalidArgumentError: The query is one of Spark Connect (kind spark-connect).
+        At the end of the block none is begun any more, and one that is under way is waited for. An
+        exception that leaves the block does not wait: that savepoint is given up at its next state
+        file, and is deleted as one that was killed.
         """
-        checkpoint = Checkpoint(
-            checkpoint_of(query, "run(…, savepoints=…)", BY_HAND),
-            storage_options=self._storage_options,
-            spark=session_of_driver(),
-        )
-        ended = threading.Event()
+        started: list[Checkpoint] = []  # one: of the newest start, whose session may be another
+        ended, is_given_up = threading.Event(), threading.Event()
         thread = threading.Thread(
-            target=self._take_until, args=(checkpoint, ended), name="savepoints", daemon=True
+            target=self._take_until,
+            args=(started, ended, is_given_up),
+            name="savepoints",
+            daemon=True,
         )
-        thread.start()
+
+        def follow(query: StreamingQuery) -> None:
+            checkpoint = Checkpoint(
+                checkpoint_of(query, "run(…, savepoints=…)", BY_HAND),
+                storage_options=self._storage_options,
+                spark=session_of_driver(),
+            )
+            started[:] = [checkpoint]
+            if thread.ident is None:
+                thread.start()
+
         try:
-            yield
+            yield follow
+            ended.set()
+            if thread.ident is not None:
+                thread.join()
+        except BaseException:
+            is_given_up.set()
+            raise
         finally:
             ended.set()
-            thread.join()
 
-    def _take_until(self, checkpoint: Checkpoint, ended: threading.Event) -> None:
+    def _take_until(
+        self, started: list[Checkpoint], ended: threading.Event, is_given_up: threading.Event
+    ) -> None:
+        def go_on(_done: int, _total: int) -> None:
+            if is_given_up.is_set():  # the end of the program would wait for all files to come
+                raise SystemExit
+
         wait_ms = 0
         while not ended.wait(wait_ms / 1000):
+            (checkpoint,) = started
             try:
                 wait_ms = self.due_in_ms(checkpoint)
                 if not wait_ms:
-                    self.take(checkpoint)
+                    self.take(checkpoint, go_on)
                     wait_ms = self.interval_ms
+            except SystemExit:  # of `go_on`
+                return
             except Exception as error:  # noqa: BLE001, whatever it is, the next one is tried
                 is_early = getattr(error, "kind", None) in _BEFORE_THE_FIRST_BATCH
                 level = logging.DEBUG if is_early else logging.WARNING

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent import futures
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Protocol
 
 from statestore.core.clock import Clock, SystemClock
@@ -29,8 +29,8 @@ _LOOK_S = 0.5
 class Savepoints(Protocol):
     """A schedule that takes savepoints of a query, as `statestore.Every` does."""
 
-    def beside(self, query: StreamingQuery) -> AbstractContextManager[None]:
-        """Take savepoints within a block."""
+    def beside(self) -> AbstractContextManager[Callable[[StreamingQuery], None]]:
+        """Take savepoints within a block, of the query that the function was last called with."""
         ...
 
 
@@ -79,7 +79,8 @@ def run(
             state partitions by the option `partitions`: then that is changed, and it is called
             again; with `scale` it is refused.
         restart: Restart strategy; `ExponentialDelay()` when None.
-        savepoints: Takes savepoints while the query runs, as `Every` does; none when None.
+        savepoints: Takes savepoints while the query runs, as `Every` does; none when None. No
+            start waits for one that is under way; the return does, and an exception gives it up.
         scale: Changes the number of state partitions with the load, as `Between` does: the query is
             stopped after a batch, and started again by `start_query`; never when None.
         obstacle: Says of an error what makes a restart useless, or None when it is worth one.
@@ -120,32 +121,38 @@ def run(
     delays = strategy.delays(clock)
     past = Restart()
     scaling = None if scale is None else scale.begin(clock)
-    while True:
-        past.attempts += 1
-        query = None
-        try:
-            query = _start(start_query, may_rescale=scaling is None)
-            if _await(query, savepoints, scaling):
-                continue
-            return past
-        except Exception as error:  # a query, its sources and its sinks raise whatever they like
-            if error.__cause__ is None:
-                error.__cause__ = find_sink_error(text_of(error))
-            found = obstacle(error)
-            if found is None and query is not None and was_told_to_end(query):
-                found = "stopped"
-            delay_ms = next(delays, None) if found is None else None
-            reason = reason_of(error)
-            past.note(Failure(past.attempts, clock.now_ms(), reason, found, delay_ms))
-            if delay_ms is None:
-                raise _final(past, strategy) from error
-            _log.warning(
-                "query failed, starting it again: attempt=%d, reason=%r, delay_ms=%d",
-                past.attempts,
-                reason,
-                delay_ms,
-            )
-        clock.sleep_ms(delay_ms)
+    beside: AbstractContextManager[Callable[[StreamingQuery], None] | None] = (
+        nullcontext() if savepoints is None else savepoints.beside()
+    )
+    with beside as follow:
+        while True:
+            past.attempts += 1
+            query = None
+            try:
+                query = _start(start_query, may_rescale=scaling is None)
+                if _await(query, follow, scaling):
+                    continue
+                return past
+            except (
+                Exception
+            ) as error:  # a query, its sources and its sinks raise whatever they like
+                if error.__cause__ is None:
+                    error.__cause__ = find_sink_error(text_of(error))
+                found = obstacle(error)
+                if found is None and query is not None and was_told_to_end(query):
+                    found = "stopped"
+                delay_ms = next(delays, None) if found is None else None
+                reason = reason_of(error)
+                past.note(Failure(past.attempts, clock.now_ms(), reason, found, delay_ms))
+                if delay_ms is None:
+                    raise _final(past, strategy) from error
+                _log.warning(
+                    "query failed, starting it again: attempt=%d, reason=%r, delay_ms=%d",
+                    past.attempts,
+                    reason,
+                    delay_ms,
+                )
+            clock.sleep_ms(delay_ms)
 
 
 def _start(start_query: Callable[[], StreamingQuery], *, may_rescale: bool) -> StreamingQuery:
@@ -170,23 +177,26 @@ def _start(start_query: Callable[[], StreamingQuery], *, may_rescale: bool) -> S
     return query
 
 
-def _await(query: StreamingQuery, savepoints: Savepoints | None, scaling: Scaling | None) -> bool:
+def _await(
+    query: StreamingQuery,
+    follow: Callable[[StreamingQuery], None] | None,
+    scaling: Scaling | None,
+) -> bool:
     """Wait for the end of a run, with savepoints and scaling; without them it does not go on.
 
     Returns:
         Whether the query is to be started again, in another number of state partitions.
     """
-    with ExitStack() as stack:
-        try:
-            if savepoints is not None:
-                stack.enter_context(savepoints.beside(query))
-            wait = _end_of(query) if scaling is None else scaling.watch(query)
-            return _in_a_thread(wait)
-        except Exception:
-            with suppress(Exception):  # it would hide what has failed
-                if query.isActive:  # what looked at it has failed, and not the query
-                    query.stop()
-            raise
+    try:
+        if follow is not None:
+            follow(query)
+        wait = _end_of(query) if scaling is None else scaling.watch(query)
+        return _in_a_thread(wait)
+    except Exception:
+        with suppress(Exception):  # it would hide what has failed
+            if query.isActive:  # what looked at it has failed, and not the query
+                query.stop()
+        raise
 
 
 def _end_of(query: StreamingQuery) -> Callable[[threading.Event], bool]:

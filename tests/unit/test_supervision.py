@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,8 @@ from py4j.java_gateway import GatewayProperty
 from py4j.protocol import get_return_value
 from pyspark import SparkContext
 
-from statestore.api import scaling
+from statestore.api import scaling, schedule
+from statestore.api.checkpoint import Checkpoint
 from statestore.api.scaling import Between
 from statestore.api.schedule import Every
 from statestore.core.clock import ManualClock
@@ -37,6 +39,7 @@ from statestore.core.restarts import MAX_FAILURES_KEPT
 from statestore.spark.batch_end import stop_after_batch
 from statestore.spark.failures import find_obstacle, reason_of
 from statestore.spark.supervision import run
+from tests.checkpoints import make_query
 
 SINK_TEXT = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: \
 [FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred in the user provided function in foreach \
@@ -519,7 +522,10 @@ def test_query_is_started_again_when_its_last_batch_before_a_change_fails(
 class NoSavepoints:
     """Takes no savepoints of such a query."""
 
-    def beside(self, query: Any) -> Any:
+    def beside(self) -> Any:
+        return nullcontext(self._refuse)
+
+    def _refuse(self, query: Any) -> None:
         raise InvalidArgumentError("no driver is here", kind="spark-connect", to_fix="leave it out")
 
 
@@ -583,6 +589,81 @@ def test_query_is_stopped_when_what_looks_at_it_fails():
     assert query.is_stopped
 
 
+class SlowSavepoints:
+    """A schedule of a real checkpoint, whose first savepoint is under way until it may go on."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_under_way, self.may_go_on = threading.Event(), threading.Event()
+        self.schedule = Every(3600, root / "kept")
+        self._checkpoint, self._kept = make_query(root / "query").path, root / "kept"
+        retain = Checkpoint.retain_savepoint
+
+        def retain_slowly(of: Any, *given: Any, progress: Any = None, **named: Any) -> Any:
+            def hold(done: int, total: int) -> None:
+                self.is_under_way.set()
+                self.may_go_on.wait(10)
+                if progress is not None:
+                    progress(done, total)
+
+            return retain(of, *given, progress=hold, **named)
+
+        monkeypatch.setattr(Checkpoint, "retain_savepoint", retain_slowly)
+        monkeypatch.setattr(schedule, "checkpoint_of", lambda *_: self._checkpoint)
+        monkeypatch.setattr(schedule, "session_of_driver", lambda: None)
+
+    def fail(self, *_: float) -> None:
+        """Fail as a query does, in the middle of a savepoint."""
+        assert self.is_under_way.wait(10)
+        raise OSError("a reset")
+
+    def whole(self) -> int:
+        """Return how many savepoints there are."""
+        return len(Checkpoint(self._checkpoint).savepoints(self._kept))
+
+
+def test_failed_query_is_started_again_while_a_savepoint_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a query that is down for as long as its savepoint takes, and a lost savepoint."""
+    slow, clock = SlowSavepoints(tmp_path, monkeypatch), ManualClock()
+    whole_at_start = []
+
+    def start_query() -> Any:
+        whole_at_start.append(slow.whole() if slow.is_under_way.is_set() else None)
+        if len(whole_at_start) == 1:
+            return SimpleNamespace(awaitTermination=slow.fail, isActive=False)
+        threading.Timer(0.3, slow.may_go_on.set).start()
+        return EndedQuery(clock, 1000, None)
+
+    run(start_query, FixedDelay(1, 1), savepoints=slow.schedule, clock=clock)
+
+    assert whole_at_start == [None, 0]
+    assert slow.whole() == 1
+
+
+def test_savepoint_under_way_is_given_up_with_the_supervision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a Ctrl-C that waits for a savepoint, and a program that does so at its end."""
+    slow = SlowSavepoints(tmp_path, monkeypatch)
+    queries = iter([SimpleNamespace(awaitTermination=slow.fail, isActive=False)])
+
+    def start_query() -> Any:
+        for query in queries:
+            return query
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(start_query, FixedDelay(1, 1), savepoints=slow.schedule, clock=ManualClock())
+    was_whole = slow.whole()
+    slow.may_go_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "savepoints":
+            thread.join(10)
+
+    assert (was_whole, slow.whole()) == (0, 0)
+
+
 def test_savepoints_go_on_after_an_error_that_nobody_expects(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
@@ -597,8 +678,8 @@ def test_savepoints_go_on_after_an_error_that_nobody_expects(
 
     monkeypatch.setattr(Every, "retry_ms", 1)
     monkeypatch.setattr(Every, "due_in_ms", lambda *_: 0)
-    monkeypatch.setattr(Every, "take", lambda _, checkpoint: take(checkpoint))
-    every._take_until(None, ended)  # type: ignore[arg-type]
+    monkeypatch.setattr(Every, "take", lambda _, checkpoint, progress: take(checkpoint))
+    every._take_until([None], ended, threading.Event())  # type: ignore[list-item]
 
     assert len(tried) == 3
     assert "no savepoint was taken, and the query goes on: no space left" in caplog.text
