@@ -133,9 +133,7 @@ def run(
                 if _await(query, follow, scaling):
                     continue
                 return past
-            except (
-                Exception
-            ) as error:  # a query, its sources and its sinks raise whatever they like
+            except Exception as error:  # a query, its sources and sinks raise whatever they like
                 if error.__cause__ is None:
                     error.__cause__ = find_sink_error(text_of(error))
                 found = obstacle(error)
