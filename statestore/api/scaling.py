@@ -14,7 +14,7 @@ from statestore.core.key_groups import check_range
 from statestore.core.options import PREFIX
 from statestore.core.scaling import Load, Scaler
 from statestore.operations.rescale.rescale import finish_rescale, numbers_by_reference, rescale
-from statestore.spark.batch_end import stop_after_batch, take_back
+from statestore.spark.batch_end import stop_after_batch
 from statestore.spark.driver_session import checkpoint_of, session_of_driver
 from statestore.spark.failures import LASTING_KINDS
 
@@ -238,12 +238,8 @@ class _Run:
             return False
         if is_left.is_set():
             return False
-        try:
-            is_alone = stop_after_batch(self._query)
-            self._query.awaitTermination()
-        except Exception:  # the last batch has failed, after which the query is started again
-            take_back(str(self._query.runId))
-            raise
+        is_alone = stop_after_batch(self._query, goes_on=True)
+        self._query.awaitTermination()  # raises where the last batch has failed
         if is_left.is_set():
             return False
         if not is_alone:

@@ -125,8 +125,8 @@ class Every:
         InvalidArgumentError for a query of Spark Connect (kind spark-connect).
 
         At the end of the block none is begun any more, and one that is under way is waited for. An
-        exception that leaves the block does not wait: that savepoint is given up at its next state
-        file, and is deleted as one that was killed.
+        exception that leaves the block does not wait: that savepoint is given up with the state
+        files that are being written, and is deleted as one that was killed.
         """
         started: list[Checkpoint] = []  # one: of the newest start, whose session may be another
         ended, is_given_up = threading.Event(), threading.Event()

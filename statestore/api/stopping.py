@@ -50,10 +50,9 @@ def stop_with_savepoint(
 
     Guarantee: on return the query has stopped and the savepoint is whole and durable. Where the
     last batch fails it is not in the state, and planned in the savepoint; `run` does not start the
-    query again, and raises QueryFailedError. After a raise
-    that comes before the stop the query goes on; after a later one it has stopped, and
-    `Checkpoint.savepoint` does the rest. One that `run(…, scale=…)` had stopped for a change before
-    the call starts again.
+    query again, and raises QueryFailedError. After a raise that comes before the stop the query
+    goes on; after a later one it has stopped, and `Checkpoint.savepoint` does the rest. One that
+    `run(…, scale=…)` had stopped for a change before the call starts again.
 
     Raises:
         InvalidArgumentError: The destination has files (kind checkpoint-exists); the query is one

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from statestore.backends.forms import work_in
 from statestore.checkpoint.layout import BODIES, StoreLocation
@@ -21,7 +23,7 @@ from statestore.operations.processes import into_shares, map_in_processes, place
 from statestore.operations.states import most_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from statestore.backends.form import Work
     from statestore.checkpoint.trailers import PublishedFile
@@ -95,9 +97,11 @@ def write_pairs(
         for share, made in map_in_processes(_write_share, shares):
             yield from zip(share.pairs, made, strict=True)
         return
+    write = partial(_write, source, taking=taking, io=io, work=work)
     with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
-        made_of = pool.map(lambda pair: _write(source, pair, taking, io, work), pairs)
-        yield from zip(pairs, made_of, strict=True)
+        made_of = cast("Generator[dict[StoreName, PublishedFile]]", pool.map(write, pairs))
+        with closing(made_of):  # the pool waits for all that is not cancelled
+            yield from zip(pairs, made_of, strict=True)
 
 
 def _shares(

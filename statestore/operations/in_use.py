@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _MOST_LEASES_READ = 16
 """Of those of a query with many executors: each is one request."""
 _LONG_AGO_MS = 60_000
-"""A lease that was last written so long before the newest one counts as left behind."""
+"""A lease that was last written so long before the newest one may have been left behind."""
 
 
 @contextmanager
@@ -239,17 +239,11 @@ def find_users(checkpoint: OpenCheckpoint) -> Users:
     users = Users()
     # The driver's says more than those of executors, so it is the longest. Drivers that were killed
     # leave theirs, which nobody renews.
-    listed = leases.list()
-    newest_ms = max((info.modified_ms for info in listed.values()), default=0)
-    files = sorted(
-        listed.items(),
-        key=lambda item: (
-            newest_ms - item[1].modified_ms > _LONG_AGO_MS,
-            -item[1].size,
-            -item[1].modified_ms,
-        ),
-    )
-    for name, info in files[:_MOST_LEASES_READ]:
+    files = sorted(leases.list().items(), key=lambda item: (-item[1].size, -item[1].modified_ms))
+    newest_ms = max((info.modified_ms for _, info in files), default=0)
+    recent = [file for file in files if newest_ms - file[1].modified_ms <= _LONG_AGO_MS]
+    others = [file for file in files if file not in recent]
+    for name, info in (*recent[:_MOST_LEASES_READ], *others[:_MOST_LEASES_READ]):
         found = leases.read(name)
         if found is None:
             continue

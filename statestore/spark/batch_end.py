@@ -16,16 +16,19 @@ if TYPE_CHECKING:
 _POLL_S = 0.02
 _AFTER_PLANNING_MS = 100
 """So long after its planning a batch has seen for the last time whether its query is to go on."""
-_stops: deque[str] = deque(maxlen=256)
-"""The run of each of the last stops."""
+_stops: deque[tuple[str, bool]] = deque(maxlen=256)
+"""Of each of the last stops the run, and whether the query goes on in another one."""
 
 
-def stop_after_batch(query: StreamingQuery, wait_s: float = math.inf) -> bool:
+def stop_after_batch(
+    query: StreamingQuery, wait_s: float = math.inf, *, goes_on: bool = False
+) -> bool:
     """Stop a query of this driver when the batch that it runs has ended, and begin no other.
 
     Args:
         query: The query; one that has ended stays as it is.
         wait_s: Longest wait for the end of the batch, in seconds; then it is interrupted.
+        goes_on: Whether the query is started again after it; see `was_told_to_end`.
 
     Returns:
         Whether nobody else stopped it, or had it stopped, before it had ended.
@@ -34,28 +37,23 @@ def stop_after_batch(query: StreamingQuery, wait_s: float = math.inf) -> bool:
     failed, was interrupted, or began in the very moment in which the query was told to end.
     """
     run = str(query.runId)
-    _stops.append(run)
+    _stops.append((run, goes_on))
     try:
         was_active, planned = _await_end(query, wait_s)
         query.stop()
     except BaseException:
-        if query.isActive:  # it goes on
-            take_back(run)
+        if query.isActive:
+            with suppress(ValueError):
+                _stops.remove((run, goes_on))
         raise
     is_whole = planned is None or _is_reported(query, planned)
-    return was_active and is_whole and _stops.count(run) == 1
-
-
-def take_back(run: str) -> None:
-    """Forget a stop of a run, which then may be started again."""
-    with suppress(ValueError):
-        _stops.remove(run)
+    return was_active and is_whole and sum(of == run for of, _ in _stops) == 1
 
 
 def was_told_to_end(query: StreamingQuery) -> bool:
-    """Return whether `stop_after_batch` has stopped a query, and that was not taken back."""
+    """Return whether `stop_after_batch` has stopped a query that was not to go on."""
     with suppress(Exception):  # a driver that has died does not tell the run
-        return str(query.runId) in _stops
+        return (str(query.runId), False) in _stops
     return False
 
 

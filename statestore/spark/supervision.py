@@ -101,8 +101,8 @@ def run(
     Guarantee: on return, and after a QueryFailedError, the query that `start_query` returned does
     not run. One that it started and did not return, or before it raised, is not known here, and
     runs on. Any other exception, such as KeyboardInterrupt, passes through and leaves the query as
-    it is; it is not scaled any more. The durable state is always that of the last batch in the
-    checkpoint's commit log.
+    it is, or as PySpark's handler of Ctrl-C does; it is not scaled any more. The durable state is
+    always that of the last batch in the checkpoint's commit log.
     """
     for name, given, has, to_fix in (
         ("restart", restart, "delays", "give a restart strategy, such as FixedDelay(3, 10)"),
@@ -128,28 +128,38 @@ def run(
         while True:
             past.attempts += 1
             query = None
+            # A query, its sources and its sinks raise whatever they like.
             try:
                 query = _start(start_query, may_rescale=scaling is None)
-                if _await(query, follow, scaling):
-                    continue
-                return past
-            except Exception as error:  # a query, its sources and sinks raise whatever they like
-                if error.__cause__ is None:
-                    error.__cause__ = find_sink_error(text_of(error))
-                found = obstacle(error)
-                if found is None and query is not None and was_told_to_end(query):
-                    found = "stopped"
-                delay_ms = next(delays, None) if found is None else None
-                reason = reason_of(error)
-                past.note(Failure(past.attempts, clock.now_ms(), reason, found, delay_ms))
-                if delay_ms is None:
-                    raise _final(past, strategy) from error
-                _log.warning(
-                    "query failed, starting it again: attempt=%d, reason=%r, delay_ms=%d",
-                    past.attempts,
-                    reason,
-                    delay_ms,
-                )
+                wait = _end_of(query, follow, scaling)
+            except Exception as error:  # noqa: BLE001
+                failure = error
+            else:
+                ended = _in_a_thread(wait)
+                try:
+                    if ended.result():
+                        continue
+                    return past
+                except Exception as error:  # noqa: BLE001
+                    failure = error
+            if query is not None:
+                _stop(query)
+            if failure.__cause__ is None:
+                failure.__cause__ = find_sink_error(text_of(failure))
+            found = obstacle(failure)
+            if found is None and query is not None and was_told_to_end(query):
+                found = "stopped"
+            delay_ms = next(delays, None) if found is None else None
+            reason = reason_of(failure)
+            past.note(Failure(past.attempts, clock.now_ms(), reason, found, delay_ms))
+            if delay_ms is None:
+                raise _final(past, strategy) from failure
+            _log.warning(
+                "query failed, starting it again: attempt=%d, reason=%r, delay_ms=%d",
+                past.attempts,
+                reason,
+                delay_ms,
+            )
             clock.sleep_ms(delay_ms)
 
 
@@ -175,43 +185,35 @@ def _start(start_query: Callable[[], StreamingQuery], *, may_rescale: bool) -> S
     return query
 
 
-def _await(
+def _end_of(
     query: StreamingQuery,
     follow: Callable[[StreamingQuery], None] | None,
     scaling: Scaling | None,
-) -> bool:
-    """Wait for the end of a run, with savepoints and scaling; without them it does not go on.
-
-    Returns:
-        Whether the query is to be started again, in another number of state partitions.
-    """
-    try:
-        if follow is not None:
-            follow(query)
-        wait = _end_of(query) if scaling is None else scaling.watch(query)
-        return _in_a_thread(wait)
-    except Exception:
-        with suppress(Exception):  # it would hide what has failed
-            if query.isActive:  # what looked at it has failed, and not the query
-                query.stop()
-        raise
-
-
-def _end_of(query: StreamingQuery) -> Callable[[threading.Event], bool]:
-    """Return a function that waits for the end of a query that is not scaled."""
+) -> Callable[[threading.Event], bool]:
+    """Return a function that waits for the end of a run, as `Scaling.watch` does."""
 
     def wait(_: threading.Event) -> bool:
         query.awaitTermination()
         return False
 
-    return wait
+    if follow is not None:
+        follow(query)
+    return wait if scaling is None else scaling.watch(query)
 
 
-def _in_a_thread(wait: Callable[[threading.Event], bool]) -> bool:
-    """Return what a function returns in a thread of its own, or raise what it raises.
+def _stop(query: StreamingQuery) -> None:
+    """Stop a query where what looked at it has failed, and not the query."""
+    with suppress(Exception):  # it would hide what has failed
+        if query.isActive:
+            query.stop()
+
+
+def _in_a_thread(wait: Callable[[threading.Event], bool]) -> futures.Future[bool]:
+    """Return what a function in a thread of its own has returned or raised.
 
     Handlers of signals run in the main thread. A call into the JVM fails there while another one
-    waits for its answer, so none does.
+    waits for its answer, so none does. What a handler raises is raised here, and is no failure of
+    the query.
 
     Args:
         wait: Its argument is set when an exception, such as KeyboardInterrupt, has ended this call.
@@ -229,9 +231,9 @@ def _in_a_thread(wait: Callable[[threading.Event], bool]) -> bool:
         threading.Thread(target=call, name="await-query", daemon=True).start()
         while not futures.wait([outcome], _LOOK_S).done:
             pass
-        return outcome.result()
     finally:
         is_left.set()
+    return outcome
 
 
 def _final(past: Restart, strategy: RestartStrategy) -> QueryFailedError:

@@ -164,3 +164,24 @@ def is_alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_what_has_not_begun_is_not_written_when_the_caller_gives_up(tmp_path, monkeypatch):
+    """Catches an operation that was given up, and writes every state partition all the same."""
+    written = []
+    write = dealing._write
+
+    def noting(*arguments, **named):
+        written.append(1)
+        return write(*arguments, **named)
+
+    def give_up(done, total):
+        raise SystemExit
+
+    monkeypatch.setattr(dealing, "_write", noting)
+    query = MadeCheckpoint(str(tmp_path / "query"), tmp_path / "scratch", num_partitions=32)
+    query.run_batch({number: number for number in range(200)})
+    with pytest.raises(SystemExit):
+        Checkpoint(query.path).savepoint(tmp_path / "savepoint", progress=give_up)
+
+    assert 0 < len(written) < 32

@@ -143,6 +143,18 @@ def test_what_runs_is_told_beside_what_others_left(made):
     assert "state             running\n" in repr(found)
 
 
+def test_what_the_driver_says_is_told_however_seldom_it_renews_its_lease(made):
+    """Catches a name that is not read, since many executors have renewed theirs since."""
+    driver = lease_of(made, executor="driver")
+    driver.take(QueryProgress("clicks"))
+    renewed_ms = SystemClock().now_ms() - 90_000
+    os.utime(Path(made.path, "statestore-leases", driver.name), ns=(renewed_ms * 1_000_000,) * 2)
+    for number in range(20):
+        lease_of(made, executor=str(number)).take()
+
+    assert look(made).name == "clicks"
+
+
 @pytest.mark.parametrize(
     "hostile",
     [

@@ -55,10 +55,11 @@ class Killer:
         Step.before_change, Step.end = ask, end_of  # type: ignore[method-assign]
         stop, rescale = scaling.stop_after_batch, scaling.rescale
 
-        def stop_query(*arguments: Any, **named: Any) -> None:
+        def stop_query(*arguments: Any, **named: Any) -> bool:
             self.kill("stopping")
-            stop(*arguments, **named)
+            is_alone = stop(*arguments, **named)
             self.kill("stopped")
+            return is_alone
 
         def rescale_all(*arguments: Any, **named: Any) -> Any:
             result = rescale(*arguments, **named)

@@ -213,8 +213,9 @@ def test_query_that_somebody_stops_during_a_change_does_not_go_on(
     is_told, is_changing = threading.Event(), threading.Event()
 
     def hold(_: int) -> None:
-        # Where the last batch ends first, nothing tells one stop from the other.
-        if moment != "before" and is_changing.is_set():
+        # Where the last batch ends first, nothing tells one stop from the other. So a change begins
+        # while a batch is held.
+        if moment != "before" and is_changing.wait(2.0):
             wait_for(lambda: others, "the other stop")
             time.sleep(2.0)  # for the stop to reach the query, on a machine that does other work
 
@@ -224,11 +225,11 @@ def test_query_that_somebody_stops_during_a_change_does_not_go_on(
         others.append(threading.Thread(target=call, args=arguments))
         others[-1].start()
 
-    def stop_first(query: Any) -> bool:
+    def stop_first(query: Any, **named: Any) -> bool:
         is_changing.set()
         if moment == "before":
             query.stop()
-        return stop(query)
+        return stop(query, **named)
 
     def stop_then(execution: Any) -> None:
         end(execution)
@@ -379,7 +380,7 @@ def test_query_is_not_scaled_where_its_number_is_set(make_lane: MakeLane) -> Non
     assert refused("leave out the key") == "invalid-argument"
     lane.run()
     lane.conf[PARTITIONS] = "8"
-    assert refused("--num-partitions 8 --yes") == "partitions-asked"
+    assert refused("To fix: run `statestore rescale") == "partitions-asked"
     assert Checkpoint(lane.checkpoint).info.num_partitions == 4
 
 

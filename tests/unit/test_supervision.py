@@ -282,6 +282,18 @@ def test_query_that_is_interrupted_is_not_started_again(jvm: Jvm) -> None:
     assert jvm.calls == ["start", "awaitTermination", "cancelAllJobs"]
 
 
+def test_what_a_handler_of_a_signal_raises_is_no_failure_of_the_query(jvm: Jvm) -> None:
+    """Catches a query that is stopped within its batch, and started again, by a handler's error."""
+
+    def handle() -> None:
+        raise ValueError("the savepoint is there")
+
+    with on_interrupt(jvm, handle), pytest.raises(ValueError, match="is there"):
+        run(lambda: JvmQuery(jvm), FixedDelay(3, 1), clock=ManualClock())
+
+    assert jvm.calls == ["start", "awaitTermination"]
+
+
 def test_handler_of_a_signal_may_stop_the_query(jvm: Jvm) -> None:
     """Catches a program that goes on when it is told to end, as by systemd or Kubernetes."""
     with on_interrupt(jvm, lambda: jvm.call("stop")):
@@ -499,14 +511,30 @@ class StoppedForAChange(ToldToEnd):
         raise OSError("the sink is away")
 
 
-def test_query_is_started_again_when_its_last_batch_before_a_change_fails(
-    monkeypatch: pytest.MonkeyPatch,
+class ChangedInVain(ToldToEnd):
+    """A query that ends well, and whose change fails."""
+
+    runId = "a third run"  # noqa: N815
+    lastProgress = None  # noqa: N815
+
+    def awaitTermination(self, *_: float) -> bool:
+        return not self.isActive
+
+
+@pytest.mark.parametrize("query", [StoppedForAChange, ChangedInVain])
+def test_query_is_started_again_when_a_change_fails(
+    query: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Catches a query that ends for good by a failure in that moment."""
+    """Catches a query that ends for good by its last batch before a change, or by the change."""
     clock = ManualClock()
-    queries = iter([StoppedForAChange(), EndedQuery(clock, 1000, None)])
+    queries = iter([query(), EndedQuery(clock, 1000, None)])
     checkpoint: Any = SimpleNamespace(_reach=SimpleNamespace(checkpoint=nullcontext))
-    monkeypatch.setattr(scaling, "rescale", lambda *_, dry_run: None)
+
+    def change(*_: Any, dry_run: bool = False, **__: Any) -> None:
+        if not dry_run:
+            raise MemoryError
+
+    monkeypatch.setattr(scaling, "rescale", change)
     monkeypatch.setattr(scaling, "finish_rescale", lambda _: None)
     monkeypatch.setattr(scaling._Run, "_decide", lambda _: SimpleNamespace(num_partitions=8))
     monkeypatch.setattr(

@@ -6,7 +6,8 @@
     <directory>/.tmp-view/                   a view being made
     <directory>/step-<version>-<id>.sst      what a version that waits adds to the one before
 
-All of it is a cache of durable files: on any doubt it is thrown away. Rows come in by ingesting
+All of it is a cache of durable files: on any doubt it is thrown away, but not where no more files
+may be open, which is no doubt. Rows come in by ingesting
 SSTs only, so a version is there whole or not at all, and a reader of a view never sees half of one.
 A commit leaves its SST as a step; steps are ingested for a reader, or when there are many. The
 version before the newest waits, or has a view: a failed batch starts from it again.

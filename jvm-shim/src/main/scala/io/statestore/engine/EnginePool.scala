@@ -67,8 +67,8 @@ final class EnginePool private[engine] (settings: EngineSettings) {
 
   /**
    * Call the engine of a store or, where it does not answer in time, any other that does: for what
-   * every engine can do. No engine is taken for hung because of it, and no start is waited for
-   * while another engine is up.
+   * every engine can do. No engine is taken for hung because of it, and the start of the first one
+   * is not waited for while another engine is up.
    *
    * @param timeoutMs milliseconds to wait for the answer of each
    * @throws io.statestore.EngineUnavailableException none answered; otherwise as `call`
@@ -76,8 +76,7 @@ final class EnginePool private[engine] (settings: EngineSettings) {
   def callAny(storeKey: String, request: ObjectNode, timeoutMs: Long): ObjectNode =
     replyOf(storeKey, request) { asked =>
       val first = engineOf(storeKey)
-      val (running, stopped) =
-        (first +: engines.toSeq.filterNot(_ eq first)).partition(_.isRunning)
+      val running = (first +: engines.toSeq.filterNot(_ eq first)).filter(_.isRunning)
       @tailrec
       def ask(engine: Engine, others: Seq[Engine]): String =
         if (others.isEmpty) {
@@ -88,7 +87,9 @@ final class EnginePool private[engine] (settings: EngineSettings) {
             case answer => answer.get
           }
         }
-      val order = if (stopped.contains(first)) running :+ first else running
+      val isUp = running.contains(first)
+      if (!isUp) first.startInBackground()
+      val order = if (isUp) running else running :+ first
       ask(order.head, order.tail)
     }
 

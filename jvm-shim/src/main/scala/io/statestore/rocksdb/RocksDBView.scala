@@ -153,28 +153,20 @@ private[statestore] final class RocksDBView(
 
   private def openView(): OpenView = {
     if (opened == null) {
-      opened = noting {
+      // Noted once it has ended: a task's end looks meanwhile.
+      try {
         val (directory, filterNow) = viewOf(current)
-        openAt(directory, filterNow)
-      } { failure =>
-        unopened = failure.exists(_.isInstanceOf[DamagedViewException])
-        refused = failure.nonEmpty
+        opened = openAt(directory, filterNow)
+        unopened = false
+        refused = false
+      } catch {
+        case e: Throwable =>
+          unopened = e.isInstanceOf[DamagedViewException]
+          refused = true
+          throw e
       }
     }
     opened
-  }
-
-  /** Notes how something has ended, once it has: a task's end looks meanwhile. */
-  private def noting[T](body: => T)(ended: Option[Throwable] => Unit): T = {
-    val result =
-      try body
-      catch {
-        case e: Throwable =>
-          ended(Some(e))
-          throw e
-      }
-    ended(None)
-    result
   }
 
   private def openAt(directory: String, filter: Int): OpenView = new OpenView(
