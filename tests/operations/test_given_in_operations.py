@@ -348,22 +348,30 @@ def test_sql_is_one_select(users: str, tmp_path: Path, sql: str) -> None:
     assert rows.num_rows == 10
 
 
-def test_intervals_go_through_sql_unchanged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("change_schema", [False, True])
+def test_intervals_go_through_sql_unchanged(tmp_path: Path, change_schema: bool) -> None:
     """Catches a state with durations that SQL cannot write, or writes as others."""
-    of = family({"user": "string"}, {"of": "interval day to second"})
+    of = family(
+        {"user": "string", "in": "interval hour to second"}, {"of": "interval day to second"}
+    )
     times = [0, 1, -1, 86_400_000_000, 2**63 // 1000, None]
-    path = make(tmp_path, of, {(str(n),): (us,) for n, us in enumerate(times)})
+    path = make(tmp_path, of, {(str(n), us): (us,) for n, us in enumerate(times)})
 
-    Checkpoint(path).transform(tmp_path / "to", {0: "SELECT * FROM state"})
+    done = Checkpoint(path).transform(
+        tmp_path / "to", {0: "SELECT key, value FROM state"}, change_schema=change_schema
+    )
+
+    assert "become" not in str(done)
 
     def by_user(checkpoint: Any) -> dict[str, Any]:
         return {
-            row["key"]["user"]: row["value"]["of"] for row in checkpoint.rows().read().to_pylist()
+            row["key"]["user"]: (row["key"]["in"], row["value"]["of"])
+            for row in checkpoint.rows().read().to_pylist()
         }
 
     assert by_user(Savepoint(tmp_path / "to")) == by_user(Checkpoint(path))
     (tmp_path / "long").mkdir()
-    longer = make(tmp_path / "long", of, {("x",): (2**62,)})
+    longer = make(tmp_path / "long", of, {("x", 0): (2**62,)})
     with pytest.raises(InvalidArgumentError, match="an interval is too long for SQL"):
         Checkpoint(longer).transform(tmp_path / "other", {0: "SELECT * FROM state"})
 

@@ -24,6 +24,8 @@ from statestore.spark_files.schemas import read_schemas, write_families, write_s
 from statestore.testing.checkpoints import QUERY_ID, MadeCheckpoint, read_checkpoint
 from statestore.testing.stores import OPERATORS, unsafe_row
 from tests.checkpoints import DEFAULT, files_below, write_checkpoint
+from tests.operations.given import array, map_of, schema_of, struct
+from tests.operations.typed import LEAVES
 
 
 def make(tmp_path: Path, **how: Any) -> MadeCheckpoint:
@@ -229,6 +231,49 @@ def test_schema_of_values_changes_only_when_told_so(tmp_path: Path) -> None:
     (described,) = savepoint.inspect()[0].column_families
     assert described.value == parse_schema(family.value_schema or "").arrow
     assert family.key_schema == OPERATORS[0][1][0].family.key_schema
+
+
+def _large(kind: Any) -> Any:
+    """Return a type as pandas and Polars lay it out."""
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_large(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_large(kind.key_type), _large(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.large_list(_large(kind.value_type))
+    others = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+    return others.get(kind, kind)
+
+
+@pytest.mark.parametrize("by", ["SQL", "a function"])
+def test_columns_that_stay_keep_what_spark_says_of_them(tmp_path: Path, by: str) -> None:
+    """Catches a query that Spark refuses for a column that nobody changed."""
+    day_time, many = "interval day to second", {"type": "array", "containsNull": False}
+    udt = {"type": "udt", "class": "a.B", "sqlType": many | {"elementType": "double"}}
+    lists = [many | {"elementType": day_time}, map_of("string", day_time), struct(x=day_time)]
+    others = ["variant", "char(5)", "varchar(9)", "interval hour", "interval"]
+    kinds = ["string", *LEAVES, *others, *lists, udt, array("string"), map_of("string", udt)]
+    described = json.loads(schema_of({f"c{number}": kind for number, kind in enumerate(kinds)}))
+    described["fields"][0]["metadata"] = {"__COLLATIONS": {"c0": "UTF8_LCASE"}}
+    schema = json.dumps(described)
+    path = write_checkpoint(
+        tmp_path / "query", [{"default": {}}], families=(replace(DEFAULT, value_schema=schema),)
+    )
+    file = Path(path, "state", "0", "0", "_metadata", "schema")
+    file.parent.mkdir(parents=True)
+    file.write_bytes(write_schemas(DEFAULT.key_schema or "", schema))
+    given: Any = {
+        "SQL": "SELECT key, value FROM state",
+        "a function": lambda rows: rows.cast(
+            pa.schema([field.with_type(_large(field.type)) for field in rows.schema])
+        ),
+    }[by]
+
+    Checkpoint(path).transform(tmp_path / "new", {0: given}, change_schema=True)
+
+    file = tmp_path / "new" / "state" / "0" / "0" / "_metadata" / "schema"
+    (family,) = read_schemas(file.read_bytes(), "")
+    assert json.loads(family.value_schema or "") == described
 
 
 def test_schema_of_an_older_version_is_changed_where_that_version_has_it(tmp_path: Path) -> None:

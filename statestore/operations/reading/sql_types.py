@@ -115,6 +115,20 @@ def _sql_type(kind: Any) -> pa.DataType:
     return found
 
 
+def given_back(kind: Any) -> pa.DataType:
+    """Return the type that DuckDB gives back for one: it has one type for all intervals."""
+    if pa.types.is_duration(kind):
+        return pa.month_day_nano_interval()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(given_back(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(given_back(kind.key_type), given_back(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(given_back(kind.value_type))
+    found: pa.DataType = kind
+    return found
+
+
 def _told_apart(names: Sequence[str]) -> list[str]:
     found = [name.replace("\0", "") for name in names]
     folded = [name.casefold() for name in found]

@@ -14,8 +14,14 @@ from statestore.codec.key_bytes import key_type, value_type
 from statestore.codec.key_encoding import encode_keys, encode_values
 from statestore.codec.partition_key import key_groups_of
 from statestore.codec.rows import MERGE, PUT, SCHEMA, from_numpy, split_for_blocks
-from statestore.codec.spark_types import describe_field, distinct_names, parse_schema
+from statestore.codec.spark_types import (
+    describe_field,
+    describe_type,
+    distinct_names,
+    parse_schema,
+)
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
+from statestore.operations.reading.sql_types import given_back
 from statestore.operations.writing.casts import conform, normalized, refuse_nulls
 
 if TYPE_CHECKING:
@@ -269,7 +275,7 @@ def _schema_of(fields: dict[str, pa.Array[Any]], before: str | None) -> str | No
         )
     described: list[Any] = [
         of_before[name]
-        if name in of_before and column.type in (pa.null(), struct.field(name).type)
+        if name in of_before and _is_of(struct.field(name).type, column.type)
         else describe_field(name, column.type)
         for name, column in fields.items()
     ]
@@ -279,6 +285,14 @@ def _schema_of(fields: dict[str, pa.Array[Any]], before: str | None) -> str | No
     if described == list(of_before.values()):
         return before
     return json.dumps({"type": "struct", "fields": described}, separators=(",", ":"))
+
+
+def _is_of(before: pa.DataType, given: pa.DataType) -> bool:
+    """Return whether a given type is that of a state, in any layout or as SQL gives it back."""
+    if given in (pa.null(), before):
+        return True
+    of_before = [describe_type(kind) for kind in (before, given_back(before))]
+    return describe_type(given) in of_before
 
 
 def _check_change(family: ColumnFamily, changed: ColumnFamily) -> None:
