@@ -129,9 +129,9 @@ class Rows:
         Only one state partition is read where the columns given decide on it.
 
         Args:
-            key: Values of the first key columns, in order: Python values, or text that Arrow can
-                read as the column's type; for a struct, such as a window, a dict of all its fields
-                or a list of their values; None for null.
+            key: Values of the first key columns, in order: Python values, or as `read --output
+                json` prints them, so bytes in hex; for a struct, such as a window, a dict of all
+                its fields or a list of their values; None for null.
 
         Returns:
             Columns as `read`.

@@ -9,6 +9,7 @@ from datetime import timedelta
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import duckdb
@@ -25,6 +26,8 @@ from statestore.core.clock import SystemClock
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.ui.answers import follow_key
 from tests.checkpoints import write_checkpoint
+from tests.operations import given
+from tests.operations.typed import LEAVES, make_typed
 
 HOUR = 3_600_000_000
 WINDOW = {
@@ -506,3 +509,41 @@ def test_fraction_finds_no_whole_number(tmp_path: Path) -> None:
     for key in ([1.5], [Decimal("1.5")], [1, [1.5]], [1, [Decimal("1.5")]]):
         with pytest.raises(InvalidArgumentError, match="not of the type"):
             rows.find(key)
+
+
+@pytest.mark.parametrize(
+    "kind", [*LEAVES, given.array("binary"), given.struct(at="time(6)", id="binary")], ids=str
+)
+def test_key_is_found_by_what_read_prints(tmp_path: Path, kind: Any) -> None:
+    """Catches a key that no text finds, or that of another type does."""
+    made = make_typed(tmp_path / "query", Random(1), {"k": kind}, {"count": "long"}, num_batches=1)
+    rows = json.loads(run("read", made.path, "--output", "json"))["rows"]
+    assert rows
+
+    for row in rows:
+        found = run(
+            "inspect", made.path, "--find", json.dumps([row["key"]["k"]]), "--output", "json"
+        )
+        assert row in json.loads(found)["rows"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "typed", "reason"),
+    [
+        ("timestamp", 1_704_067_200, "with its zone"),
+        ("timestamp_ntz", "2024-01-31T10:00:00Z", "without a zone"),
+        ("date", 5, "2024-01-31"),
+        ("time(6)", 5, "10:00:00"),
+        ("interval day to second", 5, "1 day, 2:03:04"),
+        ("binary", "a", "hexadecimal"),
+        ("interval year to month", "x", "no text is such a value"),
+    ],
+)
+def test_value_that_is_not_as_read_prints_it_is_refused(
+    tmp_path: Path, kind: str, typed: Any, reason: str
+) -> None:
+    """Catches a number that passes for a time, and finds no row."""
+    made = make_typed(tmp_path / "query", Random(1), {"k": kind}, {"count": "long"}, num_batches=1)
+
+    with pytest.raises(InvalidArgumentError, match=rf"not of the type.*reason=.*{reason}"):
+        Checkpoint(made.path).rows().find([typed])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from decimal import Decimal, InvalidOperation, localcontext
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from statestore.operations.addresses import places_of
 from statestore.operations.reading.lookup import Asked
 from statestore.operations.reading.read import read_batches
 from statestore.operations.states import families_of, find_store
+from statestore.operations.typed_text import value_of_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from statestore.operations.states import FoundRows
     from statestore.operations.store_state import States
 
-_NOT_OF_TYPE = (pa.ArrowException, OverflowError, UnicodeError)
+_NOT_OF_TYPE = (pa.ArrowException, OverflowError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,33 +206,35 @@ def _literal(value: Any, kind: SparkType, name: str) -> pa.Array[Any]:
     if kind.kind == "struct" and isinstance(value, dict | list | tuple):
         return _struct_literal(value, kind, name)
     try:
-        value = _fitting(value, kind)
         try:
-            return pa.array([value], kind.arrow)
+            return pa.array([_fitting(value, kind)], kind.arrow)
         except _NOT_OF_TYPE:
             if isinstance(value, bool | dict | list):
                 raise
-            return pa.array([str(value)]).cast(kind.arrow)
+            return pa.array([value_of_text(str(value), kind)], kind.arrow)
     except _NOT_OF_TYPE as error:
         raise InvalidArgumentError(
             "a value is not of the type of its key column",
             column=name,
             type=str(kind.arrow),
-            to_fix="give a value of that type; timestamps as 2024-01-31T12:00:00Z",
+            reason=str(error).partition("\n")[0],
+            to_fix="give a value of that type, as `read --output json` prints it",
         ) from error
 
 
 def _fitting(value: Any, kind: SparkType) -> Any:
-    """Return a value whose fractions Arrow takes for a type, or refuses.
+    """Return a value as Arrow takes it: text and numbers are read by the type, as in files.
 
     Raises:
-        OverflowError: It is no number of a decimal type.
+        ValueError, OverflowError: It is not of the type.
     """
-    if kind.kind == "decimal" and isinstance(value, float | Decimal | str):
-        return _scaled(str(value), kind.scale)
-    if isinstance(value, float | Decimal):
-        # As text, because Arrow cuts numbers for columns of whole ones.
-        return float(value) if kind.kind in ("float", "double") else str(value)
+    is_typed = isinstance(value, str | Number) and not isinstance(value, bool)
+    if is_typed and kind.kind in ("float", "double"):
+        return float(value)  # one that is too large is found nowhere, and is no error
+    if is_typed:
+        return value_of_text(str(value), kind)
+    if kind.kind in ("interval", "year-month interval") and isinstance(value, list):
+        return tuple(value)
     if kind.kind in ("array", "map") and isinstance(value, list):
         of = kind.types[0] if kind.kind == "array" else SparkType("struct", kind.fields)
         return [_fitting(one, of) for one in value]
@@ -241,20 +244,6 @@ def _fitting(value: Any, kind: SparkType) -> Any:
         fields = zip(distinct_names(kind.names), kind.types, strict=True)
         return {name: _fitting(value.get(name), of) for name, of in fields}
     return value
-
-
-def _scaled(text: str, scale: int) -> Decimal:
-    """Return a decimal of a scale: Arrow crashes at exponents far from it."""
-    with localcontext() as context:
-        context.prec = 100
-        try:
-            number = Decimal(text)
-            made = number.quantize(Decimal(1).scaleb(-scale))
-        except InvalidOperation:
-            raise OverflowError from None
-    if made != number:
-        raise OverflowError
-    return made
 
 
 def _struct_literal(
