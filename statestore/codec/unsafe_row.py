@@ -168,7 +168,8 @@ def numbers(values: npt.NDArray[Any], kind: SparkType, is_null: Bools | None) ->
 
 def _intervals(months: Any, days: Any, microseconds: Int64s) -> pa.Buffer:
     parts = np.zeros(len(months), [("months", "<i4"), ("days", "<i4"), ("nanoseconds", "<i8")])
-    if len(microseconds) and int(np.abs(microseconds).max()) > np.iinfo(np.int64).max // 1000:
+    most = np.iinfo(np.int64).max // 1000
+    if ((microseconds > most) | (microseconds < -most)).any():
         raise unreadable("an interval of more than 292 years of microseconds")
     parts["months"], parts["days"], parts["nanoseconds"] = months, days, microseconds * 1000
     return buffer(parts.view(np.uint8))
