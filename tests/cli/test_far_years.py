@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -19,6 +21,7 @@ from statestore.testing.stores import Changes, StoreOfQuery, schema_of, unsafe_r
 
 NOW_US, FAR_US = 1_700_000_000_000_000, 1_700_000_000_000_000_000
 FAR = "55840-11-08T22:13:20"
+FAR_DAY = 2_932_897  # 10000-01-01
 
 
 @dataclass(frozen=True)
@@ -83,3 +86,42 @@ def test_keys_of_far_years_are_in_the_report(made: str, tmp_path: Path) -> None:
     run("report", made, "-o", tmp_path / "page.html", "--deep")
 
     assert FAR in (tmp_path / "page.html").read_text()
+
+
+@dataclass(frozen=True)
+class ByDay(StoreOfQuery):
+    """What users did, by day."""
+
+    name: str = "default"
+    columns: tuple[str, ...] = ("user", "day")
+
+    @property
+    def family(self) -> ColumnFamily:
+        """Its only column family."""
+        key = schema_of(user="string", day="date")
+        return ColumnFamily(0, "default", key, schema_of(last="date"))
+
+    def rows(self, changes: Mapping[Any, Any]) -> Changes:
+        """Return its rows; an int is eight bytes, of which a date takes four."""
+        return {
+            unsafe_row(user, day & 0xFFFFFFFF): None if last is None else unsafe_row(last)
+            for (user, day), last in changes.items()
+        }
+
+
+def test_keys_of_far_days_are_forgotten(tmp_path: Path) -> None:
+    """Catches an OverflowError for a key with a day that stands for never."""
+    query = MadeCheckpoint(
+        str(tmp_path / "query"), operators=(("stateStoreSave", (ByDay(),)),), num_partitions=2
+    )
+    query.run_batch({("x", FAR_DAY): 1, ("x", 19_000): 2, ("x", -800_000): 3, ("y", FAR_DAY): 4})
+    certificate, keys = tmp_path / "forgotten.json", tmp_path / "keys.parquet"
+    days = pa.array([FAR_DAY, 19_000, -800_000], pa.int32()).cast(pa.date32())
+    pq.write_table(pa.table({"key.user": ["x"] * 3, "key.day": days}), keys)
+    forget = ["forget", query.path, "--where", "\"user\" = 'x'"]
+    assert "10000-01-01" in run(*forget)
+
+    run(*forget, "--certificate", certificate, "--yes")
+
+    assert Checkpoint(query.path).rows().read().num_rows == 1
+    run("forget", query.path, "--keys", keys, "--certificate", certificate, "--verify")

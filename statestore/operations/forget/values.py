@@ -115,6 +115,9 @@ def texts_of(column: Any) -> list[bytes | None]:
     if pa.types.is_timestamp(kind):
         times = column.cast(pa.int64()).to_pylist()
         return [None if us is None else str(np.datetime64(us, "us")).encode() for us in times]
+    if pa.types.is_date32(kind):
+        days = column.cast(pa.int32()).to_pylist()
+        return [None if day is None else str(np.datetime64(day, "D")).encode() for day in days]
     if pa.types.is_string(kind):
         column = column.cast(pa.binary())
     return [None if value is None else _text(value) for value in column.to_pylist()]
@@ -129,8 +132,6 @@ def _text(value: Any) -> bytes:
         value = int(value)
     if isinstance(value, Decimal):
         return _decimal_text(value)
-    if isinstance(value, date):
-        return value.isoformat().encode()
     return str(value).encode()
 
 
@@ -203,8 +204,14 @@ def _integer(text: str) -> int | None:
     return number if -(1 << 63) <= number < 1 << 63 and str(number) == text else None
 
 
-def _days(text: str) -> int:
-    return (date.fromisoformat(text) - date(1970, 1, 1)).days
+def _days(text: str) -> int | None:
+    try:
+        return (date.fromisoformat(text) - date(1970, 1, 1)).days
+    except ValueError:
+        # Of a year that Python does not have; numpy takes other words as well.
+        day = np.datetime64(text, "D")
+    days = int(day.astype(np.int64))
+    return days if -(1 << 31) <= days < 1 << 31 and str(day) == text else None
 
 
 def _micros(text: str) -> int | None:
