@@ -8,6 +8,7 @@
 | interval, interval year to month | month_day_nano_interval |
 | interval day to second | duration(us) |
 | variant | struct<value: binary, metadata: binary> |
+| geometry, geography | binary |
 | void | null |
 | struct, array, map, udt | struct, list, map, its sqlType |
 """
@@ -50,6 +51,7 @@ _ARROW: dict[str, pa.DataType] = {
 _YEAR_MONTH = re.compile(r"interval (year|month)( to month)?")
 _DAY_TIME = re.compile(r"interval (day|hour|minute|second)( to (hour|minute|second))?")
 _CHARACTERS = re.compile(r"string( collate \w+)?|(var)?char\(\d+\)")
+_SHAPE = re.compile(r"(geometry|geography)\([^()]*\)")
 _DECIMAL = re.compile(r"decimal\((\d{1,9}),\s*(-?\d{1,9})\)")
 _TIME = re.compile(r"time(\(\d\))?")
 _MAX_DIGITS = 38  # Spark's
@@ -266,6 +268,7 @@ def _parse_name(name: str) -> SparkType:
         return SparkType("decimal", (), precision, scale)
     for pattern, kind in (
         (_CHARACTERS, "string"),
+        (_SHAPE, "binary"),
         (_TIME, "time"),
         (_YEAR_MONTH, "year-month interval"),
         (_DAY_TIME, "day-time interval"),
