@@ -4,7 +4,7 @@
 |---|---|
 | boolean, byte, short, integer, long, float, double, string, binary, date | of the same name |
 | decimal(p,s) | decimal128(p, s) |
-| timestamp, timestamp_ntz, time(p) | timestamp(us, UTC), timestamp(us), time64(ns) |
+| timestamp, timestamp_ntz, time(p) to 6 | timestamp(us, UTC), timestamp(us), time64(ns) |
 | interval, interval year to month | month_day_nano_interval |
 | interval day to second | duration(us) |
 | variant | struct<value: binary, metadata: binary> |
@@ -53,7 +53,7 @@ _DAY_TIME = re.compile(r"interval (day|hour|minute|second)( to (hour|minute|seco
 _CHARACTERS = re.compile(r"string( collate \w+)?|(var)?char\(\d+\)")
 _SHAPE = re.compile(r"(geometry|geography)\([^()]*\)")
 _DECIMAL = re.compile(r"decimal\((\d{1,9}),\s*(-?\d{1,9})\)")
-_TIME = re.compile(r"time(\(\d\))?")
+_TIME = re.compile(r"time(\([0-6]\))?")
 _MAX_DIGITS = 38  # Spark's
 _MAX_DEPTH = 100
 # Names of older releases, and of DDL.

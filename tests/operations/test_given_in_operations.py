@@ -580,3 +580,11 @@ def test_state_with_geometry_is_read_compared_and_edited(tmp_path: Path) -> None
     assert "become" not in str(done)
     (row,) = done.made.rows().read()["value"].to_pylist()
     assert row == {"at": b"\1\2", "area": b"\3"}
+
+
+@pytest.mark.parametrize("kind", ["time(7)", "time(9)", "timestamp_ntz(9)"])
+def test_time_of_nanoseconds_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    """Catches nanoseconds that are cut in text, and of which no edit takes its own rows."""
+    path = make(tmp_path, family({"user": "string"}, {"at": kind}), {("x",): (36_000_000_000_001,)})
+
+    assert f"type='{kind}'" in run("read", path, status=1)
