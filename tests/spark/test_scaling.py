@@ -22,6 +22,7 @@ import statestore
 from statestore import Between, Checkpoint, FixedDelay, NoRestart, QueryFailedError
 from statestore.api import scaling, stopping
 from statestore.core.clock import ManualClock
+from statestore.core.scaling import Decision
 from statestore.spark import batch_end
 
 from .conftest import EXTENDED, PROVIDER, MakeLane, state_in_files
@@ -210,23 +211,33 @@ def test_query_that_somebody_stops_during_a_change_does_not_go_on(
     lane.feed(*QUERY.plan[0][:6])
     stop, end = scaling.stop_after_batch, batch_end._end
     others: list[threading.Thread] = []
-    is_told, is_changing = threading.Event(), threading.Event()
+    is_told, is_held, is_changing = threading.Event(), threading.Event(), threading.Event()
+    decide = scaling._Run._decide
 
     def hold(_: int) -> None:
-        # Where the last batch ends first, nothing tells one stop from the other. So a change begins
-        # while a batch is held.
-        if moment != "before" and is_changing.wait(2.0):
+        is_held.set()
+        if is_changing.wait(1.0) and moment != "before":
             wait_for(lambda: others, "the other stop")
             time.sleep(2.0)  # for the stop to reach the query, on a machine that does other work
+        is_held.clear()
 
+    def decide_in_a_batch(of: Any) -> Decision | None:
+        # Where the last batch ends first, nothing tells one stop from the other.
+        decide(of)
+        if of._scaler is None or not is_held.is_set():
+            return None
+        is_changing.set()
+        return Decision(8, "the test")
+
+    run = Run(lane)
     lane.on_batch = hold
+    monkeypatch.setattr(scaling._Run, "_decide", decide_in_a_batch)
 
     def beside(call: Callable[..., Any], *arguments: Any) -> None:
         others.append(threading.Thread(target=call, args=arguments))
         others[-1].start()
 
     def stop_first(query: Any, **named: Any) -> bool:
-        is_changing.set()
         if moment == "before":
             query.stop()
         return stop(query, **named)
@@ -248,7 +259,7 @@ def test_query_that_somebody_stops_during_a_change_does_not_go_on(
     monkeypatch.setattr(scaling, "stop_after_batch", stop_first)
     monkeypatch.setattr(batch_end, "_end", stop_then)
     monkeypatch.setattr(stopping, "stop_after_batch", told)
-    with Run(lane) as run:
+    with run:
         wait_for(lambda: run.past is not None or len(run.handles) == 2, "the end of the run")
         for other in others:
             other.join(60)
