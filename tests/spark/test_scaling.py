@@ -211,6 +211,7 @@ def test_query_that_somebody_stops_during_a_change_does_not_go_on(
     lane.feed(*QUERY.plan[0][:6])
     stop, end = scaling.stop_after_batch, batch_end._end
     others: list[threading.Thread] = []
+    executions: list[Any] = []
     is_told, is_held, is_changing = threading.Event(), threading.Event(), threading.Event()
     decide = scaling._Run._decide
 
@@ -218,7 +219,10 @@ def test_query_that_somebody_stops_during_a_change_does_not_go_on(
         is_held.set()
         if is_changing.wait(1.0) and moment != "before":
             wait_for(lambda: others, "the other stop")
-            time.sleep(2.0)  # for the stop to reach the query, on a machine that does other work
+            if moment == "after":
+                wait_for(executions[0].queryExecutionThread().isInterrupted, "the interruption")
+            else:
+                time.sleep(2.0)  # for the stop to be noted, on a machine that does other work
         is_held.clear()
 
     def decide_in_a_batch(of: Any) -> Decision | None:
@@ -244,6 +248,7 @@ def test_query_that_somebody_stops_during_a_change_does_not_go_on(
 
     def stop_then(execution: Any) -> None:
         end(execution)
+        executions.append(execution)
         if not others:
             query = run.handles[-1]
             if moment == "after":
