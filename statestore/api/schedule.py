@@ -105,8 +105,8 @@ class Every:
     def due_in_ms(self, checkpoint: Checkpoint) -> int:
         """Return milliseconds until a savepoint is due, 0 where there is none yet.
 
-        One whose time is still to come, by a clock that was wrong, is none. Where they
-        cannot be looked for, one is due: the attempt says why in its status.
+        One whose time is still to come, by a clock that was wrong, is none. Where they cannot be
+        looked for, one is due: the attempt says why in its status.
         """
         now_ms = self._clock.now_ms()
         try:

@@ -241,8 +241,9 @@ def find_users(checkpoint: OpenCheckpoint) -> Users:
     # leave theirs, which nobody renews.
     files = sorted(leases.list().items(), key=lambda item: (-item[1].size, -item[1].modified_ms))
     newest_ms = max((info.modified_ms for _, info in files), default=0)
-    recent = [file for file in files if newest_ms - file[1].modified_ms <= _LONG_AGO_MS]
-    others = [file for file in files if file not in recent]
+    since_ms = newest_ms - _LONG_AGO_MS
+    recent = [file for file in files if file[1].modified_ms >= since_ms]
+    others = [file for file in files if file[1].modified_ms < since_ms]
     for name, info in (*recent[:_MOST_LEASES_READ], *others[:_MOST_LEASES_READ]):
         found = leases.read(name)
         if found is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ from statestore.operations.reading.names import paths_of
 from statestore.operations.reading.tables import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _MOST_US = (1 << 63) // 1000
 """Microseconds of a duration that DuckDB gives back: it counts them in nanoseconds."""
@@ -103,28 +103,28 @@ def sql_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def _sql_type(kind: Any) -> pa.DataType:
-    if pa.types.is_struct(kind):
-        names = _told_apart([field.name for field in kind])
-        types = [_sql_type(field.type) for field in kind]
-        return pa.struct([pa.field(*of) for of in zip(names, types, strict=True)])
-    if pa.types.is_map(kind):
-        return pa.map_(_sql_type(kind.key_type), _sql_type(kind.item_type))
-    if pa.types.is_list(kind):
-        return pa.list_(_sql_type(kind.value_type))
-    found: pa.DataType = kind
-    return found
+    made = _with_parts(kind, _sql_type)
+    if not pa.types.is_struct(kind):
+        return made
+    names, fields = _told_apart([field.name for field in kind]), cast("pa.StructType", made)
+    return pa.struct([(name, field.type) for name, field in zip(names, fields, strict=True)])
 
 
 def given_back(kind: Any) -> pa.DataType:
     """Return the type that DuckDB gives back for one: it has one type for all intervals."""
     if pa.types.is_duration(kind):
         return pa.month_day_nano_interval()
+    return _with_parts(kind, given_back)
+
+
+def _with_parts(kind: Any, of: Callable[[Any], pa.DataType]) -> pa.DataType:
+    """Return a type with what a function makes of the types that it consists of."""
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(given_back(field.type)) for field in kind])
+        return pa.struct([field.with_type(of(field.type)) for field in kind])
     if pa.types.is_map(kind):
-        return pa.map_(given_back(kind.key_type), given_back(kind.item_type))
+        return pa.map_(of(kind.key_type), of(kind.item_type))
     if pa.types.is_list(kind):
-        return pa.list_(given_back(kind.value_type))
+        return pa.list_(of(kind.value_type))
     found: pa.DataType = kind
     return found
 

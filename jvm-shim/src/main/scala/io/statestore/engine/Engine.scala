@@ -66,7 +66,8 @@ private[engine] final class Engine(index: Int, start: () => EngineProcess) {
       } catch {
         case e @ (_: EngineLostException | _: EngineKilledAtStartException) =>
           lost += 1
-          if (lost == MaxLost || !isRestarted) throw giveUp(s"engine died $lost times in a row", e)
+          if (!isRestarted) throw giveUp("engine died", e)
+          if (lost == MaxLost) throw giveUp(s"engine died $lost times in a row", e)
           log.warn(
             s"engine is lost and is started again: engine=$index losses=$lost error=${rootOf(e)}")
       }

@@ -156,9 +156,10 @@ private[statestore] final class RocksDBView(
       // Noted once it has ended: a task's end looks meanwhile.
       try {
         val (directory, filterNow) = viewOf(current)
-        opened = openAt(directory, filterNow)
+        val view = openAt(directory, filterNow)
         unopened = false
         refused = false
+        opened = view
       } catch {
         case e: Throwable =>
           unopened = e.isInstanceOf[DamagedViewException]
