@@ -60,3 +60,13 @@ def keys() -> st.SearchStrategy[bytes]:
 def values() -> st.SearchStrategy[bytes]:
     """Short values, the empty one among them."""
     return st.binary(max_size=12)
+
+
+def rank(key_group, max_parallelism):
+    """The place of a key group in file order, bit by bit."""
+    num_bits = (max_parallelism & -max_parallelism).bit_length() - 1
+    reversed_bits, rest = 0, key_group
+    for _ in range(num_bits):
+        reversed_bits = reversed_bits << 1 | rest & 1
+        rest >>= 1
+    return reversed_bits * (max_parallelism >> num_bits) + rest

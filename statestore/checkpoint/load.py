@@ -75,16 +75,6 @@ class LoadedVersion:
         return sum(length for file in self.files for _, length in file.slices)
 
     @property
-    def num_keys(self) -> int | None:
-        """Rows of the version, None where they must be read to be counted."""
-        return self.head.trailer.num_keys
-
-    @property
-    def num_internal_keys(self) -> int | None:
-        """Those of them in internal column families, None likewise."""
-        return self.head.trailer.num_internal_keys
-
-    @property
     def has_foreign_rows(self) -> bool:
         """False: each file hands out its own rows only."""
         return False
@@ -205,7 +195,7 @@ def files_before_summary(
             _check_follower(location, follower, delta)
     except (NotFoundError, FencedError, CorruptionError) as error:
         raise (cause or error) from error
-    files = (*delta.trailer.files, delta.ref)
+    files = delta.chain
     if not summary.is_foreign:
         return files
     written_by = delta.trailer.key_groups
@@ -280,7 +270,7 @@ def deltas_since(location: StoreLocation, head: PublishedFile, oldest: int) -> t
         NotFoundError: One of them was expired.
         CorruptionError, StorageError: A trailer on the way cannot be read.
     """
-    return own_deltas(reach_back(location, (*head.trailer.files, head.ref), oldest), oldest)
+    return own_deltas(reach_back(location, head.chain, oldest), oldest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,7 +195,7 @@ class RescaledStores(Mapping[int, RescaledStore]):
         for now in sources.partitions:
             head = self._heads[now]
             owned = KeyGroupSet(self._of.num_partitions, now)
-            for ref in (*head.trailer.files, head.ref):
+            for ref in head.chain:
                 found = taken_over(head.trailer.store, ref, owned, wanted)
                 if found is not None and ref.rows:
                     taken.append(found)

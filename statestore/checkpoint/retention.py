@@ -136,7 +136,7 @@ def _retained(
     files: set[FileRef] = set()
     newer, at = head, head
     while True:
-        chain = (*at.trailer.files, at.ref)
+        chain = at.chain
         files.update(chain)
         try:
             chain = summaries.reach_back(chain, oldest)

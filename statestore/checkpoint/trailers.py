@@ -44,6 +44,11 @@ class PublishedFile:
     commit: CommitTimes | None = field(default=None, compare=False)
     encoded: bytes = field(default=b"", compare=False, repr=False)
 
+    @property
+    def chain(self) -> tuple[FileRef, ...]:
+        """The files that the trailer names and the file itself, oldest first."""
+        return (*self.trailer.files, self.ref)
+
 
 def read_trailer(
     location: StoreLocation, name: str, known: PublishedFile | None = None

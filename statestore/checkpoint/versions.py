@@ -222,14 +222,14 @@ class VersionsBase(ABC):
 
     def _chain(self, head: PublishedFile) -> tuple[FileRef, ...]:
         """Return the files that make a version, with all known summaries."""
-        return self._summaries.shorten((*head.trailer.files, head.ref))
+        return self._summaries.shorten(head.chain)
 
     def _chain_to_load(
         self, head: PublishedFile, options: StateStoreOptions
     ) -> tuple[FileRef, ...]:
         """Return the files to load; if they are many, storage is asked for summaries first."""
         self._summaries.forget()
-        chain = (*head.trailer.files, head.ref)
+        chain = head.chain
         if self._is_due(chain, head, options):
             self._learn(head)
             chain = self._chain(head)
@@ -239,7 +239,7 @@ class VersionsBase(ABC):
         self, head: PublishedFile, options: StateStoreOptions
     ) -> tuple[FileRef, ...]:
         """Return the files to read a version from, without a query: the known summaries stay."""
-        chain = (*head.trailer.files, head.ref)
+        chain = head.chain
         if self._is_due(chain, head, options):
             summaries = Summaries(self.location)
             names = [info.name for info in self.location.io.list(self.location.directory)]
@@ -249,7 +249,7 @@ class VersionsBase(ABC):
 
     def _learn(self, head: PublishedFile) -> list[FileInfo]:
         files = self.location.io.list(self.location.directory)
-        chain = (*head.trailer.files, head.ref)
+        chain = head.chain
         self._summaries.learn((info.name for info in files), chain)
         self._notice(self._summaries.newest)
         return files

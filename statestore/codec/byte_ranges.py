@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from statestore.codec.rows import from_numpy
+from statestore.codec.rows import from_numpy, to_numpy
 from statestore.core.errors import CorruptionError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Bools = npt.NDArray[np.bool_]
 
 INTERVAL = [("months", "<i4"), ("days", "<i4"), ("nanoseconds", "<i8")]
-"""A value of Arrow's month_day_nano_interval, as a dtype for `fixed_width`."""
+"""A value of Arrow's month_day_nano_interval, as a dtype for `to_numpy`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,16 +173,6 @@ def unpack(column: pa.Array[Any]) -> Bools:
     return unpacked[column.offset : column.offset + len(column)].astype(bool)
 
 
-def fixed_width(column: pa.Array[Any], dtype: Any) -> npt.NDArray[Any]:
-    """Return the values of a fixed-width column without copying, undefined where null."""
-    data = column.buffers()[1]
-    if data is None:
-        return np.zeros(len(column), dtype)
-    end = column.offset + len(column)
-    found: npt.NDArray[Any] = np.frombuffer(memoryview(data), dtype, end)[column.offset :]
-    return found
-
-
 def list_offsets(column: pa.Array[Any]) -> Int64s:
     """Return the offsets of each list's or map's elements among all, and the end."""
     data = column.buffers()[1]
@@ -195,7 +185,7 @@ def list_offsets(column: pa.Array[Any]) -> Int64s:
 
 def large_decimals(column: pa.Array[Any]) -> ByteRanges:
     """Return decimal128 values as the fewest bytes of two's complement, big-endian."""
-    little = fixed_width(column, np.dtype((np.uint8, 16)))
+    little = to_numpy(column, np.dtype((np.uint8, 16)))
     magnitude = little ^ (little[:, 15:].view(np.int8) >> 7).view(np.uint8)
     highest = 15 - np.argmax(magnitude[:, ::-1] != 0, axis=1)
     top = magnitude[np.arange(len(highest)), highest]

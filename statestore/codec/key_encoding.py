@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from statestore.codec.byte_ranges import ByteRanges, child, fixed_width, unpack
+from statestore.codec.byte_ranges import ByteRanges, child, unpack
 from statestore.codec.key_bytes import (
     BIG_ENDIAN,
     NULL_MARKER,
@@ -21,6 +21,7 @@ from statestore.codec.key_bytes import (
     ordering_ordinals,
     value_type,
 )
+from statestore.codec.rows import to_numpy
 from statestore.codec.spark_types import SparkType
 from statestore.codec.unsafe_row_encoding import (
     encode_column,
@@ -137,7 +138,7 @@ class _Columns:
                 column=self.schema.names[ordinal],
                 to_fix="leave such rows out: Spark has none",
             )
-        return fixed_binary((fixed_width(column, "<u8") ^ SIGN).astype(">u8"))
+        return fixed_binary((to_numpy(column, "<u8") ^ SIGN).astype(">u8"))
 
     def _encode(self, columns: list[pa.Array[Any]], schema: SparkType) -> pa.Array[Any]:
         struct = pa.Array.from_buffers(schema.arrow, len(self.keys), [None], children=columns)
@@ -146,7 +147,7 @@ class _Columns:
 
 def _ordering_column(column: pa.Array[Any], kind: SparkType) -> pa.Array[Any]:
     dtype = np.dtype(BIG_ENDIAN[kind.kind])
-    values = fixed_width(column, dtype.newbyteorder("="))
+    values = to_numpy(column, dtype.newbyteorder("="))
     is_null = unpack(column.is_null())
     marks = (values >= 0).astype(np.uint8)
     if kind.kind in ("float", "double"):

@@ -19,6 +19,7 @@ from statestore.codec.rows import (
     SCHEMA,
     from_numpy,
     no_rows,
+    pick,
     place_of,
     sort_group,
     sort_rows,
@@ -303,7 +304,7 @@ def _live_rows(batch: pa.RecordBatch, groups: npt.NDArray[np.uint32]) -> pa.Reco
     if not (ops == MERGE).any():
         ends_key = np.append(starts_key[1:], True)
         keep = ends_key & (ops == PUT)
-        return _as_puts(batch if keep.all() else _pick(batch, keep))
+        return _as_puts(pick(batch, keep))
     return _with_merges(batch, ops, starts_key)
 
 
@@ -318,7 +319,7 @@ def _with_merges(
     # Rows ascend, and of several assignments to one place numpy keeps the last.
     last_base[key_number[is_base]] = row[is_base]
     counts = (row >= last_base[key_number]) & (ops != DELETE)
-    kept = _pick(batch, counts)
+    kept = pick(batch, counts)
     kept_keys = key_number[counts]
     if len(kept_keys) == 0:
         return _EMPTY
@@ -340,10 +341,6 @@ def _offsets(values: pa.Array[Any]) -> npt.NDArray[np.int32]:
     buffer = values.buffers()[1]
     raw = memoryview(bytes(4) if buffer is None else buffer)
     return np.frombuffer(raw, np.int32, values.offset + len(values) + 1)[values.offset :]
-
-
-def _pick(batch: pa.RecordBatch, mask: npt.NDArray[np.bool_]) -> pa.RecordBatch:
-    return batch.take(from_numpy(np.flatnonzero(mask), pa.int64()))
 
 
 def _as_puts(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -16,12 +16,11 @@ from statestore.codec.byte_ranges import (
     INTERVAL,
     ByteRanges,
     child,
-    fixed_width,
     large_decimals,
     list_offsets,
     unpack,
 )
-from statestore.codec.rows import from_numpy
+from statestore.codec.rows import from_numpy, to_numpy
 from statestore.core.errors import IncompatibleError
 
 if TYPE_CHECKING:
@@ -103,17 +102,17 @@ def _hash_values(column: pa.Array[Any], kind: SparkType, seeds: Hashes) -> Hashe
     if name in ("string", "binary"):
         return _hash_bytes(ByteRanges.of_column(column), seeds)
     if name in _INTS:
-        return _hash_int(fixed_width(column, _INTS[name]), seeds)
+        return _hash_int(to_numpy(column, _INTS[name]), seeds)
     if name in _LONGS:
-        return _hash_long(fixed_width(column, np.int64), seeds)
+        return _hash_long(to_numpy(column, np.int64), seeds)
     if name in ("float", "double"):
         return _hash_floating(column, name, seeds)
     if name == "decimal":
         return _hash_decimal(column, kind, seeds)
     if name == "year-month interval":
-        return _hash_int(fixed_width(column, INTERVAL)["months"], seeds)
+        return _hash_int(to_numpy(column, INTERVAL)["months"], seeds)
     if name == "interval":
-        parts = fixed_width(column, INTERVAL)
+        parts = to_numpy(column, INTERVAL)
         found = _hash_long(parts["nanoseconds"] // 1000, seeds)
         return _hash_int(parts["months"], _hash_int(parts["days"], found))
     raise IncompatibleError(
@@ -129,7 +128,7 @@ def _hash_floating(column: pa.Array[Any], name: str, seeds: Hashes) -> Hashes:
         if name == "float"
         else (np.float64, np.int64, 0x7FF8000000000000)
     )
-    values = fixed_width(column, float_type)
+    values = to_numpy(column, float_type)
     words = np.where(values == 0, 0, values.view(int_type))  # -0.0 is 0.0
     words = np.where(np.isnan(values), int_type(nan), words)
     return (_hash_int if name == "float" else _hash_long)(words, seeds)
@@ -137,7 +136,7 @@ def _hash_floating(column: pa.Array[Any], name: str, seeds: Hashes) -> Hashes:
 
 def _hash_decimal(column: pa.Array[Any], kind: SparkType, seeds: Hashes) -> Hashes:
     if kind.precision <= 18:
-        return _hash_long(fixed_width(column, [("lower", "<i8"), ("upper", "<i8")])["lower"], seeds)
+        return _hash_long(to_numpy(column, [("lower", "<i8"), ("upper", "<i8")])["lower"], seeds)
     return _hash_bytes(large_decimals(column), seeds)
 
 

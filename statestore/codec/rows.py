@@ -90,10 +90,10 @@ def no_rows(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def to_numpy(column: pa.Array[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return a fixed-width Arrow array without nulls as numpy, without copying or pandas."""
-    _, data = column.buffers()
+    """Return a fixed-width Arrow array as numpy without copying, undefined where null."""
+    data = column.buffers()[1]
     if data is None:
-        return np.empty(0, dtype)
+        return np.zeros(len(column), dtype)
     # A buffer may be longer than its column, by no whole number of values.
     end = column.offset + len(column)
     found: npt.NDArray[Any] = np.frombuffer(memoryview(data), dtype, end)[column.offset :]
@@ -147,7 +147,12 @@ def rows_in(batch: pa.RecordBatch, key_groups: KeyGroupSet) -> pa.RecordBatch:
     """Return the rows of a record batch whose key group is in a set."""
     groups = to_numpy(batch.column(0), np.uint16)
     is_in = groups % key_groups.modulus == key_groups.remainder
-    return batch if is_in.all() else batch.take(from_numpy(np.flatnonzero(is_in), pa.int64()))
+    return pick(batch, is_in)
+
+
+def pick(batch: pa.RecordBatch, mask: npt.NDArray[np.bool_]) -> pa.RecordBatch:
+    """Return the rows of a record batch for which a mask holds."""
+    return batch if mask.all() else batch.take(from_numpy(np.flatnonzero(mask), pa.int64()))
 
 
 def sort_rows(rows: pa.RecordBatch, max_parallelism: int | None) -> pa.RecordBatch:

@@ -54,6 +54,8 @@ def append_trailer(path: str, trailer: Trailer) -> bytes:
 
 def map_file(path: str) -> pa.Buffer:
     """Return a file's bytes, mapped."""
+    if not Path(path).stat().st_size:
+        return pa.py_buffer(b"")  # there is nothing to map
     with pa.memory_map(path) as mapped:
         return mapped.read_buffer()
 
@@ -80,7 +82,7 @@ class SealedFile:
         self.path = path
         self.name = path if name is None else name
         # An empty file cannot be mapped.
-        self._whole = map_file(path) if Path(path).stat().st_size else pa.py_buffer(b"")
+        self._whole = map_file(path)
         self.size = self._whole.size
         end = self._whole.slice(max(self.size - TAIL_BYTES, 0)).to_pybytes()
         needed = trailer_length(end, self.size, self.name) + END_LENGTH

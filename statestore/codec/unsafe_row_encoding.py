@@ -19,12 +19,11 @@ from statestore.codec.byte_ranges import (
     bits,
     buffer,
     child,
-    fixed_width,
     large_decimals,
     list_offsets,
     unpack,
 )
-from statestore.codec.rows import from_numpy
+from statestore.codec.rows import from_numpy, to_numpy
 from statestore.codec.unsafe_row import is_number
 from statestore.core.errors import InvalidArgumentError
 
@@ -193,11 +192,11 @@ def _numbers(column: Any, kind: SparkType, is_null: Bools | None) -> npt.NDArray
     if kind.kind == "boolean":
         values: Any = unpack(column).view(np.uint8)
     elif kind.kind == "decimal":
-        values = fixed_width(column, _DECIMAL)["lower"]
+        values = to_numpy(column, _DECIMAL)["lower"]
     elif kind.kind == "year-month interval":
-        values = fixed_width(column, INTERVAL)["months"].view("<u4")
+        values = to_numpy(column, INTERVAL)["months"].view("<u4")
     else:
-        values = fixed_width(column, _UNSIGNED.get(kind.kind, "<u8"))
+        values = to_numpy(column, _UNSIGNED.get(kind.kind, "<u8"))
     found: npt.NDArray[Any] = values
     return found if is_null is None else np.where(is_null, found.dtype.type(0), found)
 
@@ -239,7 +238,7 @@ def _large_decimals(column: Any, _: SparkType) -> _Part:
 
 
 def _calendar_intervals(column: Any, _: SparkType) -> _Part:
-    parts = fixed_width(column, INTERVAL)
+    parts = to_numpy(column, INTERVAL)
     sizes = np.full(len(column), 16, np.int64)
 
     def write(rows: Words, starts: Int64s) -> None:

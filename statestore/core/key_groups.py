@@ -123,30 +123,11 @@ def resolve_max_parallelism(option: int, num_partitions: int) -> int:
     return option
 
 
-def rank(key_group: int, max_parallelism: int) -> int:
-    """Return the place of a key group in file order.
-
-    With max_parallelism = 2^a * m, m odd: bit_reverse_a(g mod 2^a) * m + g div 2^a.
-
-    Args:
-        key_group: In [0, max_parallelism).
-        max_parallelism: Number of key groups, 1 to 32768.
-
-    Returns:
-        In [0, max_parallelism); a bijection for each max_parallelism.
-    """
-    num_bits = (max_parallelism & -max_parallelism).bit_length() - 1
-    odd = max_parallelism >> num_bits
-    reversed_bits, rest = 0, key_group
-    for _ in range(num_bits):
-        reversed_bits = reversed_bits << 1 | rest & 1
-        rest >>= 1
-    return reversed_bits * odd + rest
-
-
 @lru_cache(maxsize=16)
 def rank_table(max_parallelism: int) -> npt.NDArray[np.uint16]:
-    """Return the rank of every key group, length max_parallelism, read-only.
+    """Return the place of every key group in file order, length max_parallelism, read-only.
+
+    With max_parallelism = 2^a * m, m odd: bit_reverse_a(g mod 2^a) * m + g div 2^a, a bijection.
 
     Raises:
         InvalidArgumentError: max_parallelism is out of range.

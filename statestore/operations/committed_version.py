@@ -110,7 +110,7 @@ class CommittedVersion:
         """Return path on the state's storage and size of the files that make a store's version."""
         head = self.heads[store]
         location = self.checkpoint.location(store)
-        refs = (*head.trailer.files, head.ref)
+        refs = head.chain
         return tuple((location.path(ref.path), ref.size) for ref in refs)
 
     def pinned(self, ids: IdSource) -> AbstractContextManager[None]:

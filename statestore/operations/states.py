@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 
 def most_rows(head: PublishedFile) -> int:
     """Return the rows of a version, or where they are not known all that its files have; not 0."""
-    trailer = head.trailer
-    if trailer.num_keys is not None:
-        return max(1, trailer.num_keys)
-    return max(1, sum(ref.rows for ref in (*trailer.files, head.ref)))
+    known = head.trailer.num_keys
+    return max(1, sum(ref.rows for ref in head.chain) if known is None else known)
 
 
 def find_states(
@@ -72,7 +70,7 @@ def state_of(checkpoint: OpenCheckpoint, head: PublishedFile) -> StoreState:
         column_families=trailer.column_families,
         kind=kind,
         own_bytes=head.ref.size,
-        full_bytes=sum(ref.size for ref in (*trailer.files, head.ref)),
+        full_bytes=sum(ref.size for ref in head.chain),
         num_files=1 + len(trailer.files),
         deltas=tuple(ref for ref in trailer.files if ref.kind == "delta"),
         contents=(trailer.lineage, trailer.files),

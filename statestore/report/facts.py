@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from statestore.operations.upkeep.survey import VersionInfo
     from statestore.operations.upkeep.verification import Finding
 
-SCHEMA_VERSION = 1
-"""Of the facts as JSON: raised when a field goes or changes its meaning."""
-
 
 @dataclass(frozen=True, slots=True)
 class Advice:
@@ -187,7 +184,6 @@ class Facts:
     """Everything that a page shows.
 
     Attributes:
-        schema_version: Of this form.
         uri, backend: The checkpoint, and the state backend, or Spark's own provider by the name
             that `convert` takes.
         made_ms: When this was looked at, milliseconds since the Unix epoch.
@@ -205,7 +201,6 @@ class Facts:
             certificates of forgotten keys.
     """
 
-    schema_version: int
     uri: str
     backend: str
     made_ms: int

@@ -25,7 +25,6 @@ from statestore.operations.upkeep.survey import survey
 from statestore.operations.upkeep.verify import verify
 from statestore.report.advice import advise
 from statestore.report.facts import (
-    SCHEMA_VERSION,
     Facts,
     HeavyKey,
     HotKey,
@@ -113,7 +112,6 @@ def _facts(
     findings = verify(source, deep=deep).findings if info.newest_version else ()
     history = read_history(source.io, source.path)
     return Facts(
-        schema_version=SCHEMA_VERSION,
         uri=info.uri,
         backend=info.backend,
         made_ms=source.clock.now_ms(),

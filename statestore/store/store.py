@@ -274,12 +274,12 @@ class Store(Shown):
             from statestore.backends.rocksdb.view import View
 
             trailer = restored.head.trailer
-            num_keys = restored.num_keys or 0
+            num_keys = trailer.num_keys or 0
             runs: tuple[ViewRun, ...] = ()
             if restored.view:
                 view = View.of(restored)
                 runs = (ViewRun(view),)
-                if restored.num_keys is None:
+                if trailer.num_keys is None:
                     num_keys = view.count()
             self.table = Table(runs, trailer.max_parallelism, num_keys)
         self._head = restored.head

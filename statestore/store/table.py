@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statestore.codec.merge import merge_rows, merge_runs
-from statestore.codec.rows import DELETE, MERGE, PUT, SCHEMA, from_numpy, to_numpy
+from statestore.codec.rows import DELETE, MERGE, PUT, SCHEMA, from_numpy, pick, to_numpy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -222,8 +222,7 @@ class Table:
         for age, run in enumerate(self.runs):
             for piece in run.take_prefix(column_family, prefix).combine_chunks().to_batches():
                 if key_group is not None:
-                    matches = to_numpy(piece.column(0), np.uint16) == key_group
-                    piece = piece.take(from_numpy(np.flatnonzero(matches), pa.int64()))
+                    piece = pick(piece, to_numpy(piece.column(0), np.uint16) == key_group)
                 pieces.append(piece)
                 ages.append(age)
         merged = merge_rows(pieces, ages, self.max_parallelism)

@@ -68,7 +68,6 @@ def facts(*partitions, key_groups=None, max_parallelism=128, rescalable=True, **
         problem=None,
     )
     made = Facts(
-        schema_version=1,
         uri="/ck",
         backend="filesystem",
         made_ms=2,

@@ -10,10 +10,10 @@ from statestore.core.key_groups import (
     KeyGroupSet,
     default_max_parallelism,
     join_sets,
-    rank,
     rank_table,
     resolve_max_parallelism,
 )
+from tests.models import rank
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from statestore.codec.sealed_file import append_trailer
 from statestore.codec.sorting import sort_into_runs
 from statestore.codec.state_file import StateFile, describe_stream
 from statestore.codec.trailer import RowCounts, Trailer
-from statestore.core.key_groups import KeyGroupSet, rank
+from statestore.core.key_groups import KeyGroupSet
 from statestore.testing.deltas import write_stream
-from tests.models import keys, values
+from tests.models import keys, rank, values
 
 G = 12
 

@@ -20,7 +20,7 @@ from statestore.codec.merge import interleave, merge_runs
 from statestore.codec.rows import (
     MAX_BLOCK_BYTES,
     SCHEMA,
-    from_numpy,
+    pick,
     rows_in,
     split_for_blocks,
     to_numpy,
@@ -137,7 +137,7 @@ def _runs(
     location: StoreLocation, head: PublishedFile, wanted: KeyGroupSet | None
 ) -> Sequence[SortedRun]:
     """Open the files of a version, of which only the blocks of the wanted key groups are read."""
-    refs = (*head.trailer.files, head.ref)
+    refs = head.chain
     if wanted is not None:
         clips = [wanted if ref.clip is None else ref.clip & wanted for ref in refs]
         refs = tuple(
@@ -154,10 +154,7 @@ def _body_of_changes(path: str, new: NewVersion) -> Body:
 
 
 def _of_family(batch: pa.RecordBatch, family: int) -> pa.RecordBatch:
-    is_wanted = to_numpy(batch.column(1), np.uint16) == family
-    if is_wanted.all():
-        return batch
-    return batch.take(from_numpy(np.flatnonzero(is_wanted), pa.int64()))
+    return pick(batch, to_numpy(batch.column(1), np.uint16) == family)
 
 
 class _Held:

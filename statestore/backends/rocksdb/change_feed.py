@@ -23,7 +23,7 @@ from statestore.codec.rows import (
     SCHEMA,
     Row,
     batch_from_rows,
-    from_numpy,
+    pick,
     split_for_blocks,
     to_numpy,
 )
@@ -98,8 +98,8 @@ class _Lists:
         """Yield rows with a put of a list that only adds values as a merge of them."""
         of_lists = [family.id for family in trailer.column_families if family.multi_values]
         is_list = np.isin(to_numpy(batch.column(1), np.uint16), of_lists)
-        yield batch.take(from_numpy(np.flatnonzero(~is_list), pa.int64()))
-        lists = batch.take(from_numpy(np.flatnonzero(is_list), pa.int64()))
+        yield pick(batch, ~is_list)
+        lists = pick(batch, is_list)
         rows = (self._without_known(Row(**row)) for row in lists.to_pylist())
         yield batch_from_rows(rows, trailer.max_parallelism)
 

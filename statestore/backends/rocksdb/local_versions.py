@@ -40,8 +40,6 @@ class LocalVersion:
         view: Directory of its view, None for a store that never had rows.
         files_read, bytes_read: Fetched files and bytes.
         has_foreign_rows: Whether the view has rows of other state partitions, to be passed over.
-        num_keys, num_internal_keys: Rows of the version, None where they must be read to be
-            counted.
     """
 
     head: PublishedFile
@@ -49,8 +47,6 @@ class LocalVersion:
     files_read: int
     bytes_read: int
     has_foreign_rows: bool
-    num_keys: int | None
-    num_internal_keys: int | None
     files: tuple[StateFile, ...] = ()
 
 
@@ -75,7 +71,7 @@ class LocalVersions:
         if parent is None:
             database.go_to(None)
         elif database.at != parent.trailer.version_ref:
-            self._advance(database, parent, (*parent.trailer.files, parent.ref))
+            self._advance(database, parent, parent.chain)
         return database
 
     def bring_to(
@@ -152,8 +148,6 @@ class LocalVersions:
             files_read=len(read),
             bytes_read=sum(ref.size for ref in read),
             has_foreign_rows=view.is_mixed,
-            num_keys=head.trailer.num_keys,
-            num_internal_keys=head.trailer.num_internal_keys,
         )
 
     def _find_near(

@@ -153,7 +153,7 @@ def read_keys(path: str, arrow_length: int) -> pa.ChunkedArray[Any]:
 
 def _open_delta(path: str, arrow_length: int) -> tuple[pa.Buffer, list[pa.RecordBatch]]:
     """Return the stream of a delta, and its record batches."""
-    whole = map_file(path) if Path(path).stat().st_size else pa.py_buffer(b"")
+    whole = map_file(path)
     if whole.size < arrow_length:
         raise not_a_stream(path, arrow_length, f"{whole.size} bytes")
     stream = whole.slice(0, arrow_length)

@@ -163,7 +163,7 @@ class RocksDBVersions(VersionsBase):
         options: StateStoreOptions,
     ) -> LocalVersion:
         """Bring a version into a local database by a chain, or else by the one it names."""
-        named = (*head.trailer.files, head.ref)
+        named = head.chain
         try:
             return local.bring_to(head, chain, options)
         except (NotFoundError, CorruptionError, FencedError) as error:
@@ -386,5 +386,5 @@ class RocksDBVersions(VersionsBase):
         )
 
     def _remember(self, head: PublishedFile) -> None:
-        self._notice(newest_summary((*head.trailer.files, head.ref)))
+        self._notice(newest_summary(head.chain))
         self._recent.remember(head)

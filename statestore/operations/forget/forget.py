@@ -22,6 +22,7 @@ from statestore.checkpoint.layout import (
     store_directory,
 )
 from statestore.checkpoint.pins import oldest_to_retain
+from statestore.codec.rows import pick
 from statestore.codec.sealed_file import map_file
 from statestore.core.errors import (
     CorruptionError,
@@ -54,7 +55,7 @@ from statestore.operations.full_state import (
 from statestore.operations.result import no_progress
 from statestore.operations.states import read_rows
 from statestore.operations.step import step
-from statestore.operations.writing.changes import NO_CHANGES, pick, write_changes
+from statestore.operations.writing.changes import NO_CHANGES, write_changes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -392,5 +393,5 @@ def _shown(key: bytes) -> str:
 
 def _record(file: StoreFile) -> FileRecord:
     local_path = file.location.io.fetch(file.path)
-    data = map_file(local_path) if file.info.size else b""
+    data = map_file(local_path)
     return FileRecord(file.path, file.info.size, hashlib.sha256(data).hexdigest())

@@ -271,7 +271,7 @@ class _Search:
         num_files = num_bytes = 0
         for io, path in files_of(checkpoint):
             local_path = io.fetch(path)
-            data = _mapped(local_path)
+            data = memoryview(map_file(local_path))
             num_files += 1
             num_bytes += len(data)
             file = files.pop(path, None)
@@ -404,13 +404,6 @@ def _readings(data: memoryview) -> Iterator[memoryview]:
 def _unescaped(escapes: re.Match[bytes]) -> bytes:
     text: str = json.loads(b'"' + escapes[0] + b'"')
     return text.encode(errors="surrogatepass")
-
-
-def _mapped(local_path: str) -> memoryview:
-    from pathlib import Path
-
-    # An empty file cannot be mapped.
-    return memoryview(map_file(local_path)) if Path(local_path).stat().st_size else memoryview(b"")
 
 
 def _bytes_of(column: pa.Array[Any]) -> memoryview:

@@ -15,7 +15,7 @@ from statestore.codec.byte_ranges import ByteRanges, child, unpack
 from statestore.codec.joined_trailers import add_counts
 from statestore.codec.key_bytes import decode_keys, key_type, value_type
 from statestore.codec.python_values import to_pylist
-from statestore.codec.rows import from_numpy, to_numpy
+from statestore.codec.rows import from_numpy, pick, to_numpy
 from statestore.codec.spark_types import SparkType, distinct_names
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.addresses import places_of
@@ -193,7 +193,7 @@ def find_key(rows: FoundRows, key: Sequence[Any]) -> pa.Table:
         mask = np.ones(batch.num_rows, bool)
         for ordinal, value in enumerate(wanted):
             mask &= _equals(child(keys, ordinal), value)
-        found.append(batch.take(from_numpy(np.flatnonzero(mask), pa.int64())))
+        found.append(pick(batch, mask))
     return pa.Table.from_batches(found)
 
 

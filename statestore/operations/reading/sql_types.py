@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pyarrow as pa
 
-from statestore.codec.byte_ranges import fixed_width, unpack
+from statestore.codec.byte_ranges import unpack
+from statestore.codec.rows import to_numpy
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.reading.names import paths_of
 from statestore.operations.reading.tables import quoted
@@ -35,7 +36,7 @@ def with_short_durations(batch: pa.RecordBatch) -> pa.RecordBatch:
         if "duration[" not in str(path.type) or pa.types.is_struct(path.type):
             continue
         for column in _durations(path.of(batch)):
-            us = np.where(unpack(column.is_valid()), fixed_width(column, "<i8"), 0)
+            us = np.where(unpack(column.is_valid()), to_numpy(column, "<i8"), 0)
             if ((us > _MOST_US) | (us < -_MOST_US)).any():
                 raise InvalidArgumentError(
                     "an interval is too long for SQL",

@@ -230,7 +230,7 @@ class _Rescaling:
         files: dict[str, int] = {}
         for head in change.heads.values():
             location = self._checkpoint.location(head.trailer.store)
-            refs = (ref for ref in (*head.trailer.files, head.ref) if ref.rows)
+            refs = (ref for ref in head.chain if ref.rows)
             files |= {location.path(ref.path): ref.size for ref in refs}
         made_of = change.made_of
         rows = [] if made_of is None else [made_of.num_keys(partition) for partition in made_of]

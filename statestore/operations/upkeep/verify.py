@@ -321,9 +321,7 @@ class _Verifier:
         """Verify a version of a store in one state partition."""
         store = head.trailer.store
         errors = {
-            ref: error
-            for ref in (*head.trailer.files, head.ref)
-            if (error := self._verify_file(store, ref)) is not None
+            ref: error for ref in head.chain if (error := self._verify_file(store, ref)) is not None
         }
         if self._may_expire(version) and any(
             error.kind == "file-not-found" and self._is_let_go(store, ref)

@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from statestore.codec.byte_ranges import INTERVAL, fixed_width, unpack
+from statestore.codec.byte_ranges import INTERVAL, unpack
 from statestore.codec.python_values import to_pylist
-from statestore.codec.rows import from_numpy
+from statestore.codec.rows import from_numpy, to_numpy
 from statestore.codec.spark_types import VARIANT_PARTS, SparkType
 from statestore.core.errors import InvalidArgumentError
 
@@ -311,7 +311,7 @@ def _leaf(column: Any, kind: SparkType) -> Any:
         return _intervals(column, kind)
     found = column.cast(kind.arrow)
     if kind.kind == "time":
-        _require(fixed_width(found, "<i8") % 1000 == 0, found, "it has less than microseconds")
+        _require(to_numpy(found, "<i8") % 1000 == 0, found, "it has less than microseconds")
     return found
 
 
@@ -328,7 +328,7 @@ def _floats(column: Any) -> Any:
     if not pa.types.is_float64(column.type):
         return column.cast(pa.float32())
     found = column.cast(pa.float32())
-    wide, back = fixed_width(column, "<f8"), fixed_width(found, "<f4").astype(np.float64)
+    wide, back = to_numpy(column, "<f8"), to_numpy(found, "<f4").astype(np.float64)
     _require((wide == back) | np.isnan(wide), column, "it has more digits")
     return found
 
@@ -336,7 +336,7 @@ def _floats(column: Any) -> Any:
 def _intervals(column: Any, kind: SparkType) -> Any:
     import pyarrow.compute as pc
 
-    parts = fixed_width(column, INTERVAL)
+    parts = to_numpy(column, INTERVAL)
     whole = parts["nanoseconds"] % 1000 == 0
     _require(whole, column, "it has less than microseconds")
     if kind.kind == "interval":

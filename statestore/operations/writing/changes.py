@@ -22,6 +22,7 @@ from statestore.codec.rows import (
     DELETE,
     SCHEMA,
     from_numpy,
+    pick,
     to_numpy,
 )
 from statestore.codec.sorting import sort_into_runs
@@ -64,11 +65,6 @@ class Changes:
 
 
 NO_CHANGES = Changes()
-
-
-def pick(batch: pa.RecordBatch, mask: npt.NDArray[np.bool_]) -> pa.RecordBatch:
-    """Return the rows of a batch for which a mask holds."""
-    return batch if mask.all() else batch.take(from_numpy(np.flatnonzero(mask), pa.int64()))
 
 
 def changes_of(
@@ -191,7 +187,7 @@ def write_changes(
             location,
             new,
             head,
-            (*of.files, head.ref),
+            head.chain,
             body_of(new),
             sync=work.options.fsync_enabled,
             clock=work.clock,

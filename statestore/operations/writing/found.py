@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from statestore.codec.key_bytes import decode_keys, split_values
 from statestore.codec.python_values import to_pylist
-from statestore.codec.rows import from_numpy
+from statestore.codec.rows import pick
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.text import escape_controls, format_count
 from statestore.operations.full_state import MAX_STATES_AT_ONCE
@@ -111,7 +111,7 @@ def _of_partition(
     laid_by = LaidBy(checkpoint.scratch_directory)
     for batch in read_rows(checkpoint, head, family.name):
         mask = gone(batch)
-        going = batch.take(from_numpy(np.flatnonzero(mask), pa.int64()))
+        going = pick(batch, mask)
         laid_by.add(going)
         keys: Any = going.column(3)
         found.num_keys += len(keys)

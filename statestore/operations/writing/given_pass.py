@@ -15,14 +15,13 @@ import numpy as np
 
 from statestore.codec.merge import merge_runs
 from statestore.codec.references import StoreName
-from statestore.codec.rows import to_numpy
+from statestore.codec.rows import pick, to_numpy
 from statestore.codec.sorting import gather, sort_into_runs
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.full_state import MAX_STATES_AT_ONCE, StateWriter
 from statestore.operations.passes import Pass
 from statestore.operations.rows_by_partition import RowsByPartition
 from statestore.operations.states import read_rows
-from statestore.operations.writing.changes import pick
 from statestore.operations.writing.family_rows import Gone
 
 if TYPE_CHECKING:

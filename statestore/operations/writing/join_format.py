@@ -26,13 +26,13 @@ from statestore.checkpoint.operator_metadata import (
     write_operator,
 )
 from statestore.checkpoint.query_log import JOIN_FORMAT_KEY, compact, read_bytes
-from statestore.codec.byte_ranges import ByteRanges, child, fixed_width
+from statestore.codec.byte_ranges import ByteRanges, child
 from statestore.codec.column_family import NO_DEFAULT, ColumnFamily
 from statestore.codec.key_bytes import decode_keys, key_type, value_type
 from statestore.codec.key_encoding import encode_keys, encode_values
 from statestore.codec.merge import merge_runs
 from statestore.codec.references import StoreName
-from statestore.codec.rows import MERGE, SCHEMA, from_numpy
+from statestore.codec.rows import MERGE, SCHEMA, from_numpy, to_numpy
 from statestore.codec.sorting import sort_into_runs
 from statestore.codec.spark_types import SparkType
 from statestore.codec.unsafe_row import decode_field
@@ -194,7 +194,7 @@ def _find(stores: Sequence[StoreShape], name: str) -> Stored:
 def _sum(rows: pa.RecordBatch) -> int:
     """Return the sum of counts."""
     counts: Any = decode_field(ByteRanges.of_column(rows.column(4)), _COUNT, 0)
-    return int(fixed_width(counts, "<i8").sum())
+    return int(to_numpy(counts, "<i8").sum())
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from statestore.codec.byte_ranges import ByteRanges, child, fixed_width
+from statestore.codec.byte_ranges import ByteRanges, child
 from statestore.codec.key_bytes import key_type, value_type
+from statestore.codec.rows import to_numpy
 from statestore.codec.unsafe_row import decode_field
 from statestore.core.errors import IncompatibleError
 
@@ -80,7 +81,7 @@ class RowTime:
                 to_fix="keep state format 2, in which such rows stay for ever: format 4 takes "
                 "1970 for their time",
             )
-        times: Int64s = fixed_width(columns[-1], "<i8")
+        times: Int64s = to_numpy(columns[-1], "<i8")
         return times
 
 

@@ -20,7 +20,7 @@ private[rocksdb] final class RecentRows {
   def heapBytes: Long = bytes
 
   /**
-   * Takes in what a commit changed. Where it answers false only `clear` may follow: the rows would
+   * Takes in what a commit changed. Where it answers false this is of no more use: the rows would
    * need too much memory, or some value is not known whole.
    *
    * @param limit at most so many bytes are held
@@ -45,11 +45,6 @@ private[rocksdb] final class RecentRows {
 
   /** The rows from an encoded key on. */
   def rowsFrom(key: Array[Byte]): RowIterator = new RowIterator(key)
-
-  def clear(): Unit = {
-    rows.clear()
-    bytes = 0L
-  }
 
   private def takeIn(change: FamilyChanges, limit: Long): Boolean = {
     val pages = change.overlay.table.pages

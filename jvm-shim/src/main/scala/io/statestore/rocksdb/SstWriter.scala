@@ -25,6 +25,7 @@ private[statestore] final class SstWriter(
     newFile: () => File,
     settings: SstSettings)
     extends RowWriter {
+  import RocksDBView.{FamilyBytes, KeyGroupBytes}
   import SstWriter._
 
   private val sst = new SstFileWriter(settings.environment, settings.options)
@@ -137,8 +138,6 @@ private[statestore] final class SstWriter(
 private object SstWriter {
   val BlockBytes: Int = 64 << 10
   val HeaderBytes = 8
-  val FamilyBytes = 2
-  val KeyGroupBytes = 2
 
   def putShort(at: Long, number: Int): Unit = {
     Platform.putByte(null, at, (number >>> 8).toByte)

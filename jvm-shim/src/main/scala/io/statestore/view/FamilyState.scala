@@ -97,26 +97,12 @@ private[statestore] final class FamilyState(
     }
   }
 
-  /** Removes every key in `[from, until)`, bounds encoded, null for open; returns how many. */
-  def removeRange(from: Array[Byte], until: Array[Byte]): Int = {
-    val cursor = pairs(from, until)
-    var removed = 0
-    while (cursor.advance()) {
-      remove(cursor.key)
-      removed += 1
-    }
-    removed
-  }
+  /** Removes every key in `[from, until)`, bounds encoded, null for open. */
+  def removeRange(from: Array[Byte], until: Array[Byte]): Unit = removeEach(pairs(from, until))
 
-  def removeAll(): Int = {
-    val cursor = allPairs()
-    var removed = 0
-    while (cursor.advance()) {
-      remove(cursor.key)
-      removed += 1
-    }
-    removed
-  }
+  def removeAll(): Unit = removeEach(allPairs())
+
+  private def removeEach(cursor: PairCursor): Unit = while (cursor.advance()) remove(cursor.key)
 
   /** One pair per key, with the first of its values. */
   def iterator(): StateStoreIterator[UnsafeRowPair] = firstValues(allPairs())

@@ -218,7 +218,7 @@ private[statestore] final class Overlay(
 
   /** Moves what lists have on the heap; the records that name them move as all do. */
   private def spillLists(): Unit = {
-    val lists = families.valuesIterator.flatMap(_.currentLists).filter(_.unspilledBytes > 0).toSeq
+    val lists = families.valuesIterator.flatMap(_.currentLists).filter(_.unspilledBytes > 0).toArray
     var from = 0
     while (from < lists.length) {
       var bytes = lists(from).unspilledBytes.toLong
