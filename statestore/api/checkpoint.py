@@ -302,14 +302,16 @@ class Directory(Reached):
             savepoints: Directory to look for savepoints and branches in.
 
         Raises:
-            InvalidArgumentError: The page cannot be written.
-            IncompatibleError: The package that fills pages in is not installed.
+            InvalidArgumentError: The page cannot be written; found before state is read.
+            IncompatibleError: The package that fills pages in is not installed; likewise.
             CorruptionError: Spark's logs cannot be read. Damaged state is a finding instead.
         """
         # Imported here because it needs packages that are an extra.
         from statestore.report.gather import gather
-        from statestore.report.page import write_page
+        from statestore.report.page import check_writable, write_page
 
+        if to is not None:
+            check_writable(to)
         place = None if savepoints is None else os.fspath(savepoints)
         with self._reach.checkpoint() as checkpoint:
             facts = gather(checkpoint, num_versions=limit, deep=deep, savepoints=place)

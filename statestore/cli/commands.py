@@ -90,7 +90,8 @@ class _Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         # Click knows the commands of this module only.
-        if not args[0].startswith("-") and self.get_command(ctx, _singular(args[0])) is None:
+        is_known = args[0].startswith("-") or self.get_command(ctx, _singular(args[0]))
+        if not is_known and not ctx.resilient_parsing:
             near = difflib.get_close_matches(args[0], self.list_commands(ctx))
             hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
             ctx.fail(f"No such command {args[0]!r}.{hint}")
@@ -192,8 +193,8 @@ def doctor(
     lists and deletes a small file on the storage: that of --storage, or else the directory for
     temporary files. Without --backend it checks the state backend that spark-defaults.conf names
     (in SPARK_CONF_DIR, or else in SPARK_HOME). Where that names none, what only one backend needs
-    is shown, and its lack is no failure. Exit status 0 when all is well, 1 when there is something
-    to fix.
+    is shown too: SKIP and not FAIL where it is missing. Exit status 0 when all is well, 1 when
+    there is something to fix.
 
     \b
     Examples:
@@ -204,6 +205,7 @@ def doctor(
     # Imported here because no other command needs pyarrow, which takes long.
     from statestore.api.reaching import Reach
     from statestore.cli.diagnosis import Diagnosis, find_backend
+    from statestore.io.storage import absolute_uri
 
     if spark_submit is not None:
         if python:
@@ -217,7 +219,9 @@ def doctor(
         raise click.UsageError(
             f"--backend {backend} keeps state in checkpoint memory: no --storage"
         )
-    if storage is None and backend not in IN_DRIVER_MEMORY:
+    if storage is not None:
+        storage = absolute_uri(storage)
+    elif backend not in IN_DRIVER_MEMORY:
         storage = tempfile.gettempdir()
     checks = []
     # The heap backend has no storage; the options are read all the same.

@@ -41,7 +41,7 @@ def explain(kind: str | None) -> None:
     """  # noqa: D301 (click reads the backspace)
     pages = find_pages()
     if kind in ("option", "options"):
-        click.echo(_find("configuration.md").read_text(), nl=False)
+        click.echo(_find("configuration.md").read_text("utf-8"), nl=False)
         return
     if kind is None:
         click.echo("\n".join(pages))
@@ -54,4 +54,4 @@ def explain(kind: str | None) -> None:
             to_fix=f"use {near[0]!r}" if near else "`statestore explain` names all",
             kind_asked=kind,
         )
-    click.echo(pages[name].read_text(), nl=False)
+    click.echo(pages[name].read_text("utf-8"), nl=False)

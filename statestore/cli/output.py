@@ -49,6 +49,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 SCHEMA_VERSION = 1
 """Of every JSON object: one more where a field goes or means something else."""
 
+_SELECT = re.compile(r"\s*(select|with|from)\s", re.IGNORECASE)
+
 WITH_YES = "Nothing was changed. Repeat the command with --yes to do it."
 WITHOUT_DRY_RUN = "Nothing was changed. Repeat the command without --dry-run to do it."
 
@@ -183,7 +185,7 @@ limit_option = click.option(
     type=click.IntRange(min=0),
     default=20,
     show_default=True,
-    help="Print at most so many rows, 0 for all.",
+    help="Print at most so many rows; 0 for all, which memory has to hold.",
 )
 to_option = click.option(
     "--to",
@@ -215,6 +217,19 @@ def parse_settings(option: str, given: Iterable[str], form: str = "KEY=VALUE") -
             raise click.UsageError(f"{option} is given twice for {key}")
         settings[key] = value
     return settings
+
+
+def parse_selects(given: Iterable[str]) -> dict[str, str]:
+    """Return the statements that --sql was given, by the name of the rows that they make.
+
+    Raises:
+        click.UsageError: As `parse_settings`.
+    """
+    given = list(given)
+    for one in given:
+        if _SELECT.match(one):
+            raise click.UsageError(f"--sql takes NAME=SELECT, such as 0=SELECT …, not {one!r}")
+    return parse_settings("--sql", given, "NAME=SELECT")
 
 
 def print_result(result: Result, *, output: str, done: str | None = "Done.") -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
+import threading
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -118,8 +122,12 @@ def _report_each(
     several: Sequence[Checkpoint], look: Callable[[Checkpoint], Facts], to: str | None, output: str
 ) -> None:
     """Write a page for each of several checkpoints, and `index.html`, which leads to them."""
-    from statestore.report.page import write_pages
+    from statestore.report.page import check_writable, write_pages
 
+    if to is not None:
+        with suppress(OSError):
+            Path(to).mkdir(parents=True, exist_ok=True)
+        check_writable(Path(to, "index.html"))
     looked: list[tuple[str, Facts | None, str | None]] = []
     for it in several:
         try:
@@ -202,6 +210,17 @@ def ui(
             allows_changes=allow_changes,
             storage_options=storage_options,
         )
+    _end_beside_looks()
+
+
+def _end_beside_looks() -> None:
+    """End the process now where a thread of it still looks at a checkpoint: it may take hours."""
+    others = [one for one in threading.enumerate() if one is not threading.main_thread()]
+    if all(one.daemon for one in others):
+        return
+    sys.stdout.flush()
+    atexit._run_exitfuncs()  # noqa: SLF001 (directories for temporary files go by one)
+    os._exit(0)
 
 
 def _to_serve(uri: str, storage_options: dict[str, str]) -> Sequence[Checkpoint]:

@@ -166,14 +166,16 @@ def _write_metrics(path: Path, it: Checkpoint, destination: str, *, has_failed: 
         gauge = Gauge(f"statestore_savepoints_{name}", help_text, ["checkpoint"], registry=registry)
         gauge.labels(it.uri).set(value)
 
-    tell("failed", "Whether the last attempt failed.", has_failed)
     tell(
         "attempted_seconds",
         "When the last attempt ended, seconds since 1970.",
         SystemClock().now_ms() / 1000,
     )
-    with suppress(StateStoreError):  # the attempt has failed by it
+    try:
         there = [one.info for one in it.savepoints(destination)]
+    except StateStoreError:
+        has_failed = True
+    else:
         tell("kept", "Whole savepoints in the directory.", len(there))
         now_ms = SystemClock().now_ms()
         past = [info for info in there if info.created_ms <= now_ms]
@@ -182,6 +184,7 @@ def _write_metrics(path: Path, it: Checkpoint, destination: str, *, has_failed: 
             taken = newest.created_ms / 1000
             tell("newest_seconds", "When the newest one was taken, seconds since 1970.", taken)
             tell("newest_bytes", "Bytes of state of the newest one.", newest.state_bytes)
+    tell("failed", "Whether the last attempt failed.", has_failed)
     try:
         write_to_textfile(str(path), registry)
     except OSError as error:

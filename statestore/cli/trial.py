@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -12,7 +10,7 @@ import click
 from statestore.cli.output import (
     command,
     output_option,
-    parse_settings,
+    parse_selects,
     print_json,
     print_result,
     progress_bar,
@@ -20,7 +18,6 @@ from statestore.cli.output import (
     yes_option,
 )
 from statestore.core.defaults import BATCHES_REPEATED
-from statestore.core.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from statestore.api.trial import Trial
@@ -105,9 +102,10 @@ def try_command(
       statestore try /data/checkpoint new_job.py --against old_job.py --ignore largest
     """  # noqa: D301
     from statestore.api.try_job import try_job
+    from statestore.report.page import check_writable
 
     if to is not None:
-        _check_page(to)
+        check_writable(to)
     it = try_job(
         directory,
         job,
@@ -115,7 +113,7 @@ def try_command(
         trial=trial,
         batches=batches,
         against=against,
-        rows=dict(parse_settings("--sql", sqls, "NAME=SELECT")),
+        rows=dict(parse_selects(sqls)),
         ignore=ignore,
         submit=_words(submit),
         storage_options=storage_options,
@@ -179,25 +177,6 @@ def drop(trial: str, yes: bool, storage_options: dict[str, str], output: str) ->
 
     it = Trial(trial, storage_options=storage_options)
     print_result(it.drop(dry_run=not yes), output=output)
-
-
-def _check_page(to: str) -> None:
-    """Check that a page can be written, before anything that takes long.
-
-    Raises:
-        IncompatibleError: The package that fills pages in is not installed.
-        InvalidArgumentError: Its directory is not there, or cannot be written.
-    """
-    from statestore.report.page import require_jinja
-
-    require_jinja()
-    directory = Path(to).absolute().parent
-    if not directory.is_dir() or not os.access(directory, os.W_OK) or Path(to).is_dir():
-        raise InvalidArgumentError(
-            "the page cannot be written",
-            file=to,
-            to_fix="name a file in a directory that is there and can be written",
-        )
 
 
 def _words(submit: str) -> list[str]:

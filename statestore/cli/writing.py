@@ -13,7 +13,7 @@ from statestore.cli.output import (
     command,
     dry_run_option,
     output_option,
-    parse_settings,
+    parse_selects,
     print_json,
     print_result,
     progress_bar,
@@ -160,7 +160,7 @@ def transform(
 
 def _queries(given: tuple[str, ...]) -> dict[Any, Any]:
     """Return the SQL that makes rows, by their address."""
-    return dict(parse_settings("--sql", given, "NAME=SELECT"))
+    return dict(parse_selects(given))
 
 
 @command()

@@ -126,9 +126,9 @@ TABLE: tuple[Option, ...] = (
     Option(
         "partitions", "partitions", "int", 0, scope="shim",
         minimum=0, maximum=32768,
-        doc="Number of state partitions. A query with another one in its checkpoint is refused, "
-        "with the command; statestore.run rescales it before it starts. 0 leaves the number as it "
-        "is, and gives a new query spark.sql.shuffle.partitions.",
+        doc="Number of state partitions. 0: a new query takes spark.sql.shuffle.partitions, an old "
+        "one keeps what it has. A query whose checkpoint has another number does not start, and "
+        "the error shows the command that rescales; statestore.run does it before it starts.",
     ),
     Option(
         "file.compression", "file_compression", "string", "zstd", scope="both",
@@ -153,8 +153,8 @@ TABLE: tuple[Option, ...] = (
         "snapshot.maxChainLength", "snapshot_max_chain_length", "int", 32, scope="engine",
         unit="deltas", minimum=1, maximum=1000,
         doc="Number of deltas since the last snapshot at which a new one is taken. The rocksdb "
-        "backend merges files instead: rocksdb.mergeMinFiles. Above 50 raise "
-        "minDeltasForSnapshot to a fifth of it, or Spark asks for one at 50.",
+        "backend merges files instead: rocksdb.mergeMinFiles. Spark asks for one after five times "
+        "spark.sql.streaming.stateStore.minDeltasForSnapshot, 50: for more, raise that too.",
     ),
     Option(
         "snapshot.replayRatio", "snapshot_replay_ratio", "float", 1.0, scope="engine",
@@ -172,7 +172,8 @@ TABLE: tuple[Option, ...] = (
         "rocksdb.mergeMinFiles", "rocksdb_merge_min_files", "int", 8, scope="engine",
         unit="files", minimum=2, maximum=1000,
         doc="Fewest durable files of similar size that are merged into one, in the background. "
-        "Above 50 raise minDeltasForSnapshot to a fifth of it, or Spark asks for one at 50.",
+        "Spark asks for it after five times "
+        "spark.sql.streaming.stateStore.minDeltasForSnapshot, 50: for more, raise that too.",
     ),
     Option(
         "rocksdb.memoryBytes", "rocksdb_memory_bytes", "long", 134217728, scope="engine",

@@ -111,7 +111,7 @@ def format_cell(value: object) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int):
+    if isinstance(value, int) or _is_whole(value):
         return f"{value:,}"
     return escape_controls(str(value))
 
@@ -135,7 +135,14 @@ def _plain(value: Any) -> Any:
         return [_plain(inner) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if _is_whole(value):
+        return int(value)
     return value.hex() if isinstance(value, bytes) else value
+
+
+def _is_whole(value: object) -> bool:
+    """Return whether a value is a decimal without a fraction, as SQL's sum of numbers is."""
+    return isinstance(value, Decimal) and value.as_tuple().exponent == 0
 
 
 def is_numeric(values: Sequence[object]) -> bool:

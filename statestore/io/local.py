@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import errno
 import os
+import re
 import shutil
 import tempfile
 from contextlib import contextmanager
@@ -28,9 +29,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 TEMPORARY_PREFIX = ".tmp-"
+_SCHEME = re.compile(r"(s3a?|hdfs|file)(?=:)|[A-Za-z][A-Za-z0-9+.-]*(?=:(/|$))")
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 _TRIES_OF_TREE = 5
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+def written_scheme(uri: str) -> str:
+    """Return the scheme that a URI begins with, empty for a path.
+
+    A name may have a colon: without a slash behind it, `backup-12:30` is a path. `s3:bucket` is
+    none, so that a slip makes no directory of that name.
+    """
+    match = _SCHEME.match(uri)
+    return match[0] if match else ""
 
 
 def resolve_local_path(uri: str, *, is_encoded: bool = True) -> str:
@@ -44,7 +56,7 @@ def resolve_local_path(uri: str, *, is_encoded: bool = True) -> str:
     Raises:
         InvalidArgumentError: The URI is of another scheme, or the path is not absolute.
     """
-    scheme = uri.split(":", 1)[0] if ":" in uri.split("/", 1)[0] else ""
+    scheme = written_scheme(uri)
     if scheme not in ("", "file"):
         raise InvalidArgumentError(
             "storage of this scheme cannot be opened here",

@@ -13,7 +13,7 @@ from statestore.core.errors import InvalidArgumentError, StateStoreError
 from statestore.io.fetch_cache import FetchCache
 from statestore.io.hadoop import HadoopFileIO, resolve_hadoop_uri, split_hadoop_uri
 from statestore.io.hadoop_process import hadoop_files
-from statestore.io.local import LocalFileIO, resolve_local_path
+from statestore.io.local import LocalFileIO, resolve_local_path, written_scheme
 from statestore.io.s3_settings import S3Settings, resolve_s3_path
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _OF_DEFAULT = ("hdfs", "viewfs")
 
 def scheme_of(uri: str) -> str:
     """Return the scheme of a URI, `file` for a plain path, `s3` for all schemes of S3."""
-    scheme = uri.split(":", 1)[0] if ":" in uri.split("/", 1)[0] else "file"
+    scheme = written_scheme(uri) or "file"
     return "s3" if scheme in S3_SCHEMES else scheme
 
 

@@ -27,6 +27,7 @@ from statestore.core.errors import (
     InvalidArgumentError,
     NotFoundError,
     StateStoreError,
+    StorageError,
 )
 from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
 from statestore.io.guarded import Guard
@@ -52,6 +53,8 @@ _MOST_FOR_A_MESSAGE = 200
 _MOST_NAMED = 10
 _DEEPEST = 6
 _OFFSETS = "offsets"
+LOST_AND_FOUND = "lost+found"
+"""A directory of ext4's at the top of a disk, which only root may list."""
 
 
 @contextmanager
@@ -131,7 +134,8 @@ def _no_checkpoint(checkpoint: OpenCheckpoint) -> NotFoundError:
 def find_checkpoints(io: TreeFileIO, path: str, most: int) -> list[str]:
     """Return the checkpoints at or below a directory: their paths from it, "" for itself, sorted.
 
-    A directory is one when it has a directory `offsets`. They are looked for no deeper than
+    A directory is one when it has a directory `offsets`. One below that may not be listed counts
+    as one, so that whoever opens it says why it cannot be read. They are looked for no deeper than
     declarative pipelines keep them: `_checkpoints/<catalog>/<database>/<table>/<flow>/<n>`.
 
     Args:
@@ -147,7 +151,13 @@ def find_checkpoints(io: TreeFileIO, path: str, most: int) -> list[str]:
     level, num_listed = [""], 0
 
     def below(at: str) -> list[str]:
-        return io.list_directories(f"{path}/{at}".rstrip("/"))
+        try:
+            names = io.list_directories(f"{path}/{at}".rstrip("/"))
+        except StorageError as error:
+            if not at or error.kind != "permission-denied":
+                raise
+            return [_OFFSETS]
+        return [name for name in names if name != LOST_AND_FOUND]
 
     with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
         for _ in range(_DEEPEST + 1):

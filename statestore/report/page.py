@@ -5,7 +5,9 @@ Jinja fills in every number; the charts are drawn by Apache ECharts, which is in
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -17,7 +19,6 @@ from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.report.words import FILTERS
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator, Sequence
 
     from jinja2 import Environment
@@ -119,6 +120,24 @@ def write_file(page: str, to: str | os.PathLike[str]) -> None:
     """Write a page to a file, in place of one there; errors as `write_page`."""
     with _named_errors(to):
         Path(to).write_text(page, encoding="utf-8")
+
+
+def check_writable(to: str | os.PathLike[str]) -> None:
+    """Check that a page can be written to a file, before anything that takes long.
+
+    Raises:
+        InvalidArgumentError: Its directory is not there, or cannot be written.
+        IncompatibleError: As `render`.
+    """
+    require_jinja()
+    file = Path(to).absolute()
+    is_there = file.exists()
+    with _named_errors(to):
+        if file.is_dir() or not (is_there or file.parent.is_dir()):
+            number = errno.EISDIR if file.is_dir() else errno.ENOENT
+            raise OSError(number, os.strerror(number))
+        if not os.access(file if is_there else file.parent, os.W_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def write_pages(

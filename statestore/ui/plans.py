@@ -101,6 +101,11 @@ class Plans:
             "confirmation": confirmation,
         }
 
+    def finish(self) -> None:
+        """Wait for the operation that is under way, if one is."""
+        with self._doing:
+            pass
+
     def do(self, checkpoint: Checkpoint, confirmation: str) -> dict[str, Any]:
         """Do what was planned.
 

@@ -6,6 +6,7 @@ allowed; then by a plan that was shown, once.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import socket
 import threading
@@ -33,6 +34,7 @@ from statestore.ui.plans import BusyError, Plans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from types import FrameType
 
     from starlette.applications import Starlette
 
@@ -56,7 +58,7 @@ class _Pages:
         storage_options: Mapping[str, str],
     ) -> None:
         self._looks = looks
-        self._plans = Plans(allows_changes=allows_changes, storage_options=tuple(storage_options))
+        self.plans = Plans(allows_changes=allows_changes, storage_options=tuple(storage_options))
         self._token = token
         self._allows_changes = allows_changes
         self._storage_options = storage_options
@@ -119,13 +121,13 @@ class _Pages:
                 raise BusyError("Another question is being answered: ask again in a moment.")
             try:
                 if what == "plan":
-                    return self._plans.plan(one.checkpoint, text)
+                    return self.plans.plan(one.checkpoint, text)
                 wanted = {name: text.get(name, "") for name in _QUESTIONS[what]}
                 return answer(one.checkpoint, self._storage_options, what, **wanted)
             finally:
                 one_at_a_time.release()
         try:
-            return self._plans.do(one.checkpoint, text.get("confirmation", ""))
+            return self.plans.do(one.checkpoint, text.get("confirmation", ""))
         finally:
             one.forget()
 
@@ -175,7 +177,7 @@ def make_application(
     respond = Responses(Guard(token, host), len(looks))
     at = "/checkpoints/{number:int}"
     asked = ["sql", "key", "plan", *(["do"] if allows_changes else [])]
-    return Starlette(
+    application = Starlette(
         routes=[
             Route("/", respond.html(pages.index, is_page=True)),
             Route("/part", respond.html(pages.index_part, is_page=False)),
@@ -189,6 +191,8 @@ def make_application(
             ),
         ]
     )
+    application.state.plans = pages.plans
+    return application
 
 
 def serve(
@@ -203,6 +207,8 @@ def serve(
     storage_options: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Serve pages until the process is asked to end.
+
+    What is looked at then is given up: its thread may go on. An operation is waited for.
 
     Args:
         checkpoints: At least one.
@@ -247,8 +253,20 @@ def serve(
         shown = f"[{host}]" if ":" in host else host
         where = "checkpoints/0" if len(checkpoints) == 1 else ""
         announce(f"http://{shown}:{listening.getsockname()[1]}/{where}?token={token}")
-        config = uvicorn.Config(application, log_level="warning", access_log=False)
-        uvicorn.Server(config).run(sockets=[listening])
+        config = uvicorn.Config(
+            application, log_level="warning", access_log=False, timeout_graceful_shutdown=1
+        )
+
+        class Serving(uvicorn.Server):
+            def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+                # What is given up from now on is no error.
+                logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+                super().handle_exit(sig, frame)
+
+        try:
+            Serving(config).run(sockets=[listening])
+        finally:
+            application.state.plans.finish()
 
 
 def _missing(error: ModuleNotFoundError) -> IncompatibleError:

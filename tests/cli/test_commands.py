@@ -255,6 +255,24 @@ def test_shell_completes_every_command(typed: str, expected: set[str]) -> None:
     assert expected <= {line.partition(",")[2] for line in done.stdout.splitlines()}
 
 
+def test_shell_says_nothing_behind_a_command_that_is_none() -> None:
+    """Catches a traceback in the middle of a line that is being typed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "statestore.cli"],
+        env={
+            **os.environ,
+            "COMP_WORDS": "statestore lst ",
+            "COMP_CWORD": "2",
+            "_STATESTORE_COMPLETE": "bash_complete",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
 def test_a_command_begins_without_what_few_commands_need() -> None:
     """Catches a help that takes a second, for what it imports."""
     seen = "import sys, statestore.cli.commands; print({'pyarrow', 'duckdb'} & {*sys.modules})"

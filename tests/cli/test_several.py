@@ -1,6 +1,9 @@
 """Commands that take a directory for the checkpoints below it, as the storage of a pipeline."""
 
+import builtins
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -140,6 +143,58 @@ def test_report_has_a_page_for_each(storage, tmp_path):
     assert 'href="1.html"' not in index
     assert "offsets/0" in index
     assert 'href="index.html"' in (pages / "2.html").read_text()
+
+
+def test_directory_that_may_not_be_listed_is_told_and_stops_nothing(storage, tmp_path, monkeypatch):
+    """Catches one directory of root's beside checkpoints and savepoints, which fails them all."""
+    listed = os.scandir
+
+    def scan(path="."):
+        if "/closed" in str(path) or "lost+found" in str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return listed(path)
+
+    for name in ("closed", "lost+found"):
+        (storage / name).mkdir()
+    monkeypatch.setattr(os, "scandir", scan)
+
+    for command in ("list", "verify", "report"):
+        told = json.loads(run(command, storage, "--output", "json").stdout)["checkpoints"]
+        problems = [one["problem"] for one in told if "problem" in one]
+        assert len(told) == 4
+        assert len(problems) == 1
+        assert "[permission-denied]" in problems[0]
+        assert "closed" in problems[0]
+    monkeypatch.setattr(os, "scandir", listed)
+    kept = tmp_path / "kept"
+    assert run("savepoint", storage / FLOW / "0", kept / "one").exit_code == 0
+    for name in ("closed", "lost+found"):
+        (kept / name).mkdir()
+    opened = builtins.open
+
+    def open_file(path, *arguments, **how):
+        if any(f"/{name}/" in str(path) for name in ("closed", "lost+found")):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *arguments, **how)
+
+    monkeypatch.setattr(builtins, "open", open_file)
+    found = run("list", storage / FLOW / "0", "--savepoints", kept, "--output", "json")
+    (one,) = json.loads(found.stdout)["savepoints"]
+    assert one["uri"] == str(kept / "one")
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_page_that_cannot_be_written_is_refused_before_state_is_read(storage, tmp_path, several):
+    """Catches hours of reading for a page that has no place."""
+    (tmp_path / "file").write_text("mine")
+    checkpoint = storage if several else storage / FLOW / "0"
+    for file in storage.rglob("*.delta*"):
+        file.write_bytes(b"damaged")
+
+    result = run("report", checkpoint, "--deep", "-o", tmp_path / "file" / "page.html")
+
+    assert result.exit_code == 1
+    assert "cannot write the page" in result.output
 
 
 def test_pages_of_a_file_are_refused(storage, tmp_path):

@@ -70,6 +70,14 @@ def test_rows_are_printed_up_to_a_limit(checkpoint):
     assert found["rows"] == [{"n": 29}]
 
 
+def test_sum_is_a_number(checkpoint):
+    """Catches a sum that `jq` takes for a text, and that lacks the commas of other numbers."""
+    sql = 'SELECT sum(value.total) * 10 AS n, 1.50::DECIMAL(9, 2) AS d FROM "default"'
+
+    assert _json("sql", checkpoint, sql)["rows"] == [{"n": 8280, "d": "1.50"}]
+    assert _run("sql", checkpoint, sql).splitlines()[1].split() == ["8,280", "1.50"]
+
+
 def test_files_have_the_rows_whatever_their_form(checkpoint, tmp_path):
     """Catches a null that is an empty text, and a form that lacks rows."""
     sql = 'SELECT key.word, key.number, value.note, value FROM "default"'

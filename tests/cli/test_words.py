@@ -175,7 +175,8 @@ def test_help_tells_each_command_in_whole_sentences():
     assert "statestore restore CHECKPOINT NEW --backend rocksdb" in " ".join(
         run("convert", "a", "b", "--provider", "rocksdb")[1].split()
     )
-    assert "takes NAME=SELECT" in run("transform", "a", "b", "--sql", "SELECT 1")[1]
+    for sql in ("SELECT 1", "select * FROM state WHERE value.count = 3"):
+        assert "takes NAME=SELECT" in run("transform", "a", "b", "--sql", sql)[1]
 
 
 def test_help_has_no_gaps_within_a_sentence():
@@ -239,12 +240,22 @@ def test_list_tells_the_query_and_how_far_it_has_read(running):
         offsets.write_text("\n".join([version, json.dumps(fields), source, "-"]))
         return run("list", running.path)
 
+    def commit_watermark(watermark):
+        commit = Path(running.path, "commits", "1")
+        version, fields = commit.read_text().splitlines()
+        fields = {**json.loads(fields), "nextBatchWatermarkMs": watermark}
+        commit.write_text(f"{version}\n{json.dumps(fields)}")
+
+    commit_watermark(0)
     code, shown = tell(3_600_000, '{"edits":{"0":7}}')
     assert code == 0, shown
     assert f"query {query}, running\n" in shown
     assert "watermark 1970-01-01 01:00:00Z, 1 d behind the clock\n" in shown
     assert 'source 0: {"edits":{"0":7}}\nsource 1: -\n' in shown
     assert "watermark" not in tell(0, "-")[1]
+    commit_watermark(7_200_000)
+    assert "watermark 1970-01-01 02:00:00Z, " in tell(3_600_000, "-")[1]
+    commit_watermark(0)
     assert "\\x1b]" in tell(0, "\x1b]0;x")[1]
     assert len(max(tell(0, "9" * 5000)[1].splitlines(), key=len)) < 250
 

@@ -2,12 +2,15 @@
 
 import http.client
 import json
+import os
 import re
 import shlex
 import signal
 import socket
 import subprocess
+import threading
 import time
+from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
 from random import Random
@@ -201,6 +204,28 @@ def test_ctrl_c_is_the_usual_end(made):
         server.process.send_signal(signal.SIGINT)
         assert server.process.communicate() == ("", "")
         assert server.process.returncode == 0
+
+
+def test_ctrl_c_ends_a_look_that_goes_on(tmp_path):
+    """Catches a server that nothing ends before state of many terabytes is read."""
+    made = MadeCheckpoint(str(tmp_path / "checkpoint"), tmp_path / "scratch")
+    made.run_batch({1: 1})
+    file = min(Path(made.path, "state").rglob("1.delta*"))
+    file.unlink()
+    os.mkfifo(file)  # whoever reads it waits
+    with serve(made.path, stderr=subprocess.PIPE) as server:
+        server.process.stdout.readline()
+        page = f"/checkpoints/0?token={server.token}"
+        threading.Thread(target=_get_in_vain, args=(server, page), daemon=True).start()
+        with file.open("wb"):  # it is read from now on
+            server.process.send_signal(signal.SIGINT)
+            assert server.process.communicate(timeout=30) == ("", "")
+        assert server.process.returncode == 0
+
+
+def _get_in_vain(server, page):
+    with suppress(OSError, http.client.HTTPException):
+        server.get(page)
 
 
 def test_index_tells_a_hundred_from_small_files(tmp_path):

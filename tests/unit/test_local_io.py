@@ -15,6 +15,7 @@ from statestore.core.errors import (
 from statestore.core.ids import CountingIds
 from statestore.io import local
 from statestore.io.local import LocalFileIO, named_errors, resolve_local_path
+from statestore.io.storage import absolute_uri, scheme_of
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,15 @@ from statestore.io.local import LocalFileIO, named_errors, resolve_local_path
 def test_file_uris_and_paths_resolve(uri, path):
     """Catches state written beside the checkpoint because of an escaped character."""
     assert resolve_local_path(uri) == path
+
+
+def test_name_with_a_colon_is_no_uri():
+    """Catches a savepoint of this minute that a JVM looks for, and a directory called `s3:ck`."""
+    for name in ("backup-2026-11-28T12:30", "run:1", "C:x", "a:b/c"):
+        assert absolute_uri(name) == str(Path.cwd() / name)
+        assert resolve_local_path(f"/data/{name}") == f"/data/{name}"
+    for uri, scheme in (("s3:ck", "s3"), ("s3a://ck", "s3"), ("x:/ck", "x"), ("x:", "x")):
+        assert scheme_of(uri) == scheme
 
 
 def test_path_as_hadoop_prints_it_is_not_decoded():

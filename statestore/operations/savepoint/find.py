@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import logging
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
+from statestore.core.errors import (
+    CorruptionError,
+    IncompatibleError,
+    NotFoundError,
+    StorageError,
+)
 from statestore.io.storage import absolute_uri
+from statestore.operations.checkpoint import LOST_AND_FOUND
 from statestore.operations.metadata_file import read_branch_origin
 from statestore.operations.savepoint.savepoint import SavepointInfo, read_savepoint
 
@@ -16,6 +23,8 @@ if TYPE_CHECKING:
 
     from statestore.io.file_io import FileIO
     from statestore.operations.checkpoint import OpenCheckpoint
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +47,7 @@ def find_savepoints(checkpoint: OpenCheckpoint, directory: str) -> tuple[FoundSa
     """
     found: list[FoundSavepoint] = []
     for io, path, uri in _directories_in(checkpoint, directory):
-        with suppress(NotFoundError, CorruptionError, IncompatibleError):
+        with _passing_over(uri), suppress(NotFoundError, CorruptionError, IncompatibleError):
             savepoint = read_savepoint(io, path, uri)
             if savepoint.query_id == checkpoint.query_id:
                 found.append(FoundSavepoint(uri, savepoint))
@@ -65,16 +74,24 @@ def find_branches(checkpoint: OpenCheckpoint, directory: str) -> tuple[FoundBran
     """
     if checkpoint.query_id is None:
         return ()
-    origins = (
-        (uri, read_branch_origin(io, path))
-        for io, path, uri in _directories_in(checkpoint, directory)
-    )
-    found = [
-        FoundBranch(uri, origin.version)
-        for uri, origin in origins
-        if origin is not None and origin.query_id == checkpoint.query_id
-    ]
+    found: list[FoundBranch] = []
+    for io, path, uri in _directories_in(checkpoint, directory):
+        with _passing_over(uri):
+            origin = read_branch_origin(io, path)
+            if origin is not None and origin.query_id == checkpoint.query_id:
+                found.append(FoundBranch(uri, origin.version))
     return tuple(sorted(found, key=lambda one: one.version))
+
+
+@contextmanager
+def _passing_over(uri: str) -> Iterator[None]:
+    """Pass over a directory that may not be read, with a warning."""
+    try:
+        yield
+    except StorageError as error:
+        if error.kind != "permission-denied":
+            raise
+        logger.warning("a directory is passed over, which may not be read: %s", uri)
 
 
 def _directories_in(
@@ -84,4 +101,5 @@ def _directories_in(
     directory = absolute_uri(directory)
     io, path = checkpoint.place.open_other(directory, checkpoint.scratch_directory)
     for child in sorted(io.list_directories(path.rstrip("/") or "/")):
-        yield io, f"{path.rstrip('/')}/{child}", f"{directory.rstrip('/')}/{child}"
+        if child != LOST_AND_FOUND:
+            yield io, f"{path.rstrip('/')}/{child}", f"{directory.rstrip('/')}/{child}"

@@ -35,8 +35,8 @@ class InputPosition:
     Attributes:
         batch: The batch.
         planned_ms: When it was planned, milliseconds since the Unix epoch.
-        watermark_ms: The watermark that it began with, in the time of the events; None where the
-            query has none, or no event had come.
+        watermark_ms: The watermark after it, or else the one that it began with, in the time of the
+            events; None where the query has none, or no event had come.
         sources: For each source, in the order of the query, the offset that it has read up to, as
             the source writes it: mostly JSON; `-` for none.
     """
@@ -188,7 +188,7 @@ def look_at_query(checkpoint: OpenCheckpoint) -> QueryInfo:
     planned_ms = None if newest is None else _planned_ms(checkpoint, newest)
     committed_ms = _written_ms(checkpoint, checkpoint.commits.directory, batch)
     batch_ms = _batch_ms(checkpoint, position, committed_ms)
-    watermark_ms = _watermark_ms(checkpoint, batch, position)
+    watermark_ms = position.watermark_ms if position else _next_watermark_ms(checkpoint, batch)
     now_ms = checkpoint.clock.now_ms()
     until_ms = planned_ms if is_known and not users.is_query_running else now_ms
     lags = watermark_ms is not None and until_ms is not None
@@ -247,6 +247,7 @@ def _position_at(checkpoint: OpenCheckpoint, batch: int) -> InputPosition | None
         watermark = fields.integer("batchWatermarkMs", high=LAST_MS)
     except (NotFoundError, CorruptionError, MalformedError):
         return None
+    watermark = _next_watermark_ms(checkpoint, batch) or watermark
     return InputPosition(batch, planned, watermark or None, entry.sources)
 
 
@@ -255,14 +256,12 @@ def _planned_ms(checkpoint: OpenCheckpoint, batch: int) -> int | None:
     return None if found is None else found.planned_ms
 
 
-def _watermark_ms(
-    checkpoint: OpenCheckpoint, batch: int, position: InputPosition | None
-) -> int | None:
-    """Return the watermark after a batch, or else the one that it began with."""
+def _next_watermark_ms(checkpoint: OpenCheckpoint, batch: int) -> int | None:
+    """Return the watermark after a batch; None where the log does not tell."""
     with suppress(NotFoundError, CorruptionError, MalformedError):
         entry = Fields(dict(checkpoint.commit_entry(batch).fields))
         return entry.integer("nextBatchWatermarkMs", high=LAST_MS) or None
-    return None if position is None else position.watermark_ms
+    return None
 
 
 def _told_rates(progress: QueryProgress | None) -> InputRates | None:

@@ -97,8 +97,8 @@ def _wrong_type(column: Any, kind: SparkType, name: str) -> InvalidArgumentError
         column=name,
         expected=str(kind.arrow),
         found=str(column.type),
-        to_fix=f"give {_HINTS.get(kind.kind, 'that type')}; or say that the schema changes "
-        "(change_schema)",
+        to_fix=f"give {_HINTS.get(kind.kind, 'that type')}; for another schema --change-schema, "
+        "change_schema=True",
     )
 
 

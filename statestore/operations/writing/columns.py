@@ -122,8 +122,8 @@ class FamilyColumns:
                 column_family=self.family.name,
                 expected=", ".join(f"{side}.{name}" for name in names),
                 found=", ".join(f"{side}.{name}" for name in found),
-                to_fix="give these columns; of another schema of values, say that it changes "
-                "(change_schema)",
+                to_fix="give these columns; for another schema of values --change-schema, "
+                "change_schema=True",
             )
         children = [
             conform(found[name], part, f"{side}.{name}")
