@@ -243,6 +243,47 @@ def test_a_key_in_a_log_is_found_as_a_uri_or_json_spells_it(
     assert other.verdict == "forgotten"
 
 
+@pytest.mark.parametrize(
+    ("column", "kind", "key", "named", "found"),
+    [
+        ("user", "string", "ann", "user=ann/a", ["found"]),
+        ("User", "string", "ann", "uSER=ann/a", ["found"]),
+        ("Größe", "string", "ann", "GRÖßE=ann/a", ["found"]),
+        ("user", "string", "a b", "user%3Da%2520b", ["found"]),
+        ("user", "string", "Zë", "user=Z\\u00eb/a", ["found"]),
+        ("user", "string", "ann", "of-ann/a", ["maybe"]),
+        ("user", "string", "ann", "superuser=ann/a", ["maybe"]),
+        ("user", "string", "ann", "user=anna/annë/Ann/_ann", []),
+        ("user", "string", "", "user=/a", []),
+        ("user", "long", 123456, "user=123456/a", ["found"]),
+        ("user", "long", 123456, "id=123456/a", ["maybe"]),
+        ("user", "long", 123, "a-123", ["maybe"]),
+        ("user", "long", -12, "user=-12/a", ["found"]),
+        ("user", "long", 12, "id=12/user=123/user=2012", []),
+        ("user", "string", "12", "id=12/a", []),
+    ],
+)
+def test_a_short_key_in_a_log_is_found_behind_its_name_and_else_perhaps(
+    tmp_path: Path, column: str, kind: str, key: Any, named: str, found: list[str]
+) -> None:
+    """Catches all is well said while a short name or number stands in the paths of a log."""
+    root = write_checkpoint(
+        tmp_path / "query",
+        [{"default": {("else" if kind == "string" else 77,): (2,)}}],
+        families=(family({column: kind}, {"count": "long"}),),
+    )
+    log = tmp_path / "query/sources/0/0"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text(f'v1\n{{"path":"file:///in/{named}","batchId":0}}')
+    more = ["_1", "_2"] if kind == "string" else [901, 902]
+
+    done = Checkpoint(root).search_keys(pa.table({f"key.{column}": [key, *more]}))
+
+    hits = [hit for hit in done.outcomes[-1].hits if hit.file == str(log)]
+    assert [hit.certainty for hit in hits] == found
+    assert done.is_forgotten == (found != ["found"])
+
+
 @pytest.mark.parametrize("key", [b"\xff" * 4, bytes(8), b"\0\0\0\1"])
 def test_bytes_that_are_in_every_file_can_be_forgotten(tmp_path: Path, key: bytes) -> None:
     """Catches keys of numbers as bytes, whose users are never certified."""

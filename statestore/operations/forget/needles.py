@@ -16,6 +16,8 @@ MIN_BYTES = 4
 """Of what is looked for; less is everywhere."""
 _PIECE_BYTES = 16 * 1024 * 1024
 _TABLE_BITS = 24
+_IN_TEXT = "surrogateescape"
+_NO_WORD = re.compile(r"(?!\w)")
 _WORD = frozenset(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz")
 
 
@@ -70,6 +72,34 @@ class Needles:
             return True
         before = start > 0 and data[start - 1] in _WORD
         return not before and not (end < len(data) and data[end] in _WORD)
+
+
+class ShortNeedles:
+    """Texts of any length that are looked for as whole words.
+
+    Args:
+        needles: Texts, none empty.
+        behind: What they stand behind, a regular expression; it begins a word itself.
+    """
+
+    def __init__(self, needles: Iterable[bytes], behind: str = "") -> None:
+        self._needles = {needle.decode(errors=_IN_TEXT) for needle in needles}
+        self._lengths = sorted(set(map(len, self._needles)))
+        first = "|".join(sorted({re.escape(needle[0]) for needle in self._needles}))
+        self._begins = re.compile(rf"(?<!\w){behind}(?={first})")
+
+    def is_in(self, data: memoryview) -> bool:
+        """Return whether one of them is in some bytes."""
+        if not self._needles:
+            return False
+        text = str(data, errors=_IN_TEXT)
+        begins = (match.end() for match in self._begins.finditer(text))
+        return any(
+            text[start : start + length] in self._needles
+            and _NO_WORD.match(text, start + length) is not None
+            for start in begins
+            for length in self._lengths
+        )
 
 
 def _places(

@@ -27,7 +27,7 @@ from statestore.codec.sealed_file import map_file
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 from statestore.core.text import format_bytes, format_count
 from statestore.operations.forget.files import files_of, files_of_operator, rows_of_file
-from statestore.operations.forget.needles import MIN_BYTES, Needles
+from statestore.operations.forget.needles import MIN_BYTES, Needles, ShortNeedles
 from statestore.operations.forget.values import Certainty, ValueSearch, key_columns
 from statestore.operations.forget.wanted import grouping_family, grouping_paths
 from statestore.operations.reading.read import decode_by_key
@@ -248,10 +248,17 @@ class _Search:
         self._wanted = wanted
         keys = wanted.decoded()
         self._columns = () if keys is None else key_columns(keys)
-        self._names = {column.name for column in self._columns}
         self._values = ValueSearch(self._columns)
         telling = {text for column in self._columns for text in column.telling}
         self._words = Needles(telling, are_words=True)
+        # The directory of a partition: user=ann.
+        self._named = [
+            ShortNeedles(column.short, f"(?i:{re.escape(column.name)})=")
+            for column in self._columns
+        ]
+        self._short_words = ShortNeedles(
+            text for column in self._columns for text in column.short_words
+        )
         texts = {text for column in self._columns if column.is_binary for text in column.telling}
         self._texts = Needles(filter(_is_text_or_distinct, texts))
         self._rows = Needles(filter(_is_distinct, wanted.encoded) if telling else ())
@@ -280,10 +287,8 @@ class _Search:
                 self._search_rows(file, local_path, data, of)
             elif parse_state_file_name(path.rpartition("/")[2]) is not None:
                 of_spark.reasons[f"a state file of no operator that is known: {path}"] = None
-            elif any(
-                map(self._words.is_in, (*_readings(data), *_readings(memoryview(path.encode()))))
-            ):
-                of_spark.hits[Hit(path, "bytes", "found")] = None
+            elif (certainty := self._in_log(data, path)) is not None:
+                of_spark.hits[Hit(path, "bytes", certainty)] = None
         for path, file in files.items():
             reason = f"a state file that came meanwhile, or that no listing shows: {path}"
             found[file.location.store.operator].reasons[reason] = None
@@ -296,6 +301,17 @@ class _Search:
             num_row_bytes=self._num_row_bytes,
             outcomes=(*outcomes, of_spark.outcome(None, SPARKS_FILES)),
         )
+
+    def _in_log(self, data: memoryview, path: str) -> Certainty | None:
+        """Return how certain it is that a file of Spark's has a key; None where it has none."""
+        readings = [*_readings(data)]
+        places = [*readings, *_readings(memoryview(path.encode()))]
+        if any(map(self._words.is_in, places)):
+            return "found"
+        if any(named.is_in(place) for named in self._named for place in places):
+            return "found"
+        # In names are numbers of batches.
+        return "maybe" if any(map(self._short_words.is_in, readings)) else None
 
     def _search_rows(
         self, file: StoreFile, local_path: str, data: memoryview, found: _Found

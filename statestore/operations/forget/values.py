@@ -30,6 +30,8 @@ Certainty = Literal["found", "maybe"]
 
 MIN_DIGITS = 7
 """Of a number that tells enough to be looked for in columns of any name."""
+MIN_DIGITS_OF_WORD = 3
+"""Of a number that is looked for as a word of a log; shorter ones are in every log."""
 _NAMELESS = re.compile(r"field[0-9]+|_[0-9]+|key|value|element|userkey|groupingkey")
 """Names that Spark gives to columns of keys, whatever they were called."""
 _NUMBER = re.compile(rb"-?[0-9]*\.?[0-9]*")
@@ -49,7 +51,7 @@ class KeyColumn:
     """A column of the grouping key, or a field in it.
 
     Attributes:
-        name: Its name.
+        name: Its name, in small letters.
         texts: Its values as text, without nulls.
         is_binary: Whether its values are text or bytes.
         is_number: Whether they are whole numbers or decimals.
@@ -65,10 +67,28 @@ class KeyColumn:
         """Values that tell enough to be looked for anywhere: four bytes of text, seven digits."""
         return frozenset(text for text in self.texts if self._is_telling(text))
 
+    @property
+    def short(self) -> frozenset[bytes]:
+        """Its other values, but for the empty one."""
+        return self.texts - self.telling - {b""}
+
+    @property
+    def short_words(self) -> frozenset[bytes]:
+        """Those of them that are looked for as words of a log."""
+        return frozenset(
+            text
+            for text in self.short
+            if not _NUMBER.fullmatch(text) or _num_digits(text) >= MIN_DIGITS_OF_WORD
+        )
+
     def _is_telling(self, text: bytes) -> bool:
         if self.is_number or _NUMBER.fullmatch(text):
-            return sum(48 <= one <= 57 for one in text) >= MIN_DIGITS
+            return _num_digits(text) >= MIN_DIGITS
         return self.is_binary and len(text) >= MIN_BYTES
+
+
+def _num_digits(text: bytes) -> int:
+    return sum(48 <= one <= 57 for one in text)
 
 
 def key_columns(keys: pa.Array[Any]) -> tuple[KeyColumn, ...]:
@@ -106,7 +126,7 @@ def leaves(column: Any, path: str) -> Iterator[tuple[str, pa.Array[Any]]]:
 
 
 def _name(path: str) -> str:
-    return path.rpartition(".")[2].rstrip("[]{}").casefold()
+    return path.rpartition(".")[2].rstrip("[]{}").lower()
 
 
 def texts_of(column: Any) -> list[bytes | None]:
