@@ -82,7 +82,8 @@ class StateWriter:
         self._form = work.form(location.body)
         compression = self._form.stream_compression(work.options)
         with named_errors("write to the scratch directory", self._path):
-            self._stream = ipc.new_stream(self._path, SCHEMA, options=write_options(compression))
+            self._file = pa.OSFile(self._path, "wb")
+            self._stream = ipc.new_stream(self._file, SCHEMA, options=write_options(compression))
         self._held: list[pa.RecordBatch] = []
         self._held_bytes = 0
         self._num_rows = 0
@@ -114,6 +115,7 @@ class StateWriter:
         with named_errors("write to the scratch directory", self._path):
             self._flush()
             self._stream.close()
+            self._file.close()
         new = replace(
             self._new,
             rows=RowCounts(put=self._num_rows),

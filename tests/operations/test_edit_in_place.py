@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from math import inf, nan
@@ -12,11 +13,15 @@ import pyarrow as pa
 import pytest
 
 from statestore import CapturedQuery, Checkpoint, Edited, write_savepoint
+from statestore.checkpoint.commit import publish_delta
 from statestore.checkpoint.query_log import CommitEntry, OffsetsEntry
 from statestore.codec.column_family import ColumnFamily
 from statestore.core.clock import LAST_MS, ManualClock
 from statestore.core.errors import FencedError, InUseError, InvalidArgumentError
 from statestore.io.local import LocalFileIO
+from statestore.operations import full_state
+from statestore.operations.writing import decide
+from statestore.operations.writing.found import find_rows
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
 from statestore.testing.stores import schema_of, unsafe_row
 from tests.checkpoints import WordStore, files_below
@@ -60,6 +65,40 @@ def test_zeros_are_one_key_where_spark_groups_by_it(
     rows = Checkpoint(made.path).rows(0).read(flatten=True)
     found = dict(zip(map(str, rows["key.d"].to_pylist()), rows["value.n"].to_pylist(), strict=True))
     assert found == ({"0.0": 2} if merges else {"0.0": 1, "-0.0": 2})
+
+
+def test_an_edit_keeps_no_file_open_for_each_state_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches an edit that needs as many open files as there are state partitions, and ends."""
+    made = make(tmp_path, num_partitions=3)
+    still_open: list[int] = []
+
+    def count(name: str) -> None:
+        opened = []
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with suppress(FileNotFoundError):
+                opened.append(descriptor.readlink().name)
+        still_open.append(sum(one.startswith(name) for one in opened))
+
+    def find(*given: Any) -> Any:
+        found = find_rows(*given)
+        count("gone-")
+        return found
+
+    def publish(location: Any, new: Any, *given: Any, **how: Any) -> Any:
+        count(f"new-{new.checkpoint_id}")
+        return publish_delta(location, new, *given, **how)
+
+    monkeypatch.setattr(decide, "find_rows", find)
+    monkeypatch.setattr(full_state, "publish_delta", publish)
+
+    Checkpoint(made.path).edit(0, delete=f"k < {KEYS[20]}")
+    assert still_open == [0]
+    Checkpoint(made.path).restore(str(tmp_path / "more"), num_partitions=6)
+
+    assert len(still_open) > 6
+    assert still_open == [0] * len(still_open)
 
 
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])

@@ -95,7 +95,8 @@ class LaidBy:
     def __init__(self, directory: str) -> None:
         handle, self._path = tempfile.mkstemp(prefix="gone-", suffix=".arrows", dir=directory)
         os.close(handle)
-        self._stream = ipc.new_stream(self._path, SCHEMA)
+        self._file = pa.OSFile(self._path, "wb")
+        self._stream = ipc.new_stream(self._file, SCHEMA)
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Lay rows by."""
@@ -104,8 +105,9 @@ class LaidBy:
             self._stream.write_batch(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
 
     def finish(self) -> None:
-        """Let them be read; none is added any more."""
+        """Let them be read; none is added any more, and no file stays open."""
         self._stream.close()
+        self._file.close()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield them."""
