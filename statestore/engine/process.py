@@ -21,7 +21,8 @@ from statestore.core.clock import SystemClock
 from statestore.core.errors import ProtocolError, StateStoreError
 from statestore.core.version import __version__
 from statestore.engine import PROTOCOL_VERSION
-from statestore.engine.scratch import ScratchDirectory
+from statestore.engine.scratch import NAME_PATTERN
+from statestore.io.scratch import ScratchDirectory
 
 EXIT_REFUSED = 3
 
@@ -123,7 +124,7 @@ def run_process(serve: Callable[[Handshake], tuple[int, Callable[[], bool]]]) ->
     }
     stdout.write(f"READY {json.dumps(ready)}\n")
     stdout.close()
-    scratch.sweep_beside(SystemClock())
+    scratch.sweep_beside(NAME_PATTERN, SystemClock())
     while sys.stdin.buffer.read(65536):
         pass
     # The JVM is gone; threads in the middle of a snapshot report to none.

@@ -24,12 +24,14 @@ from statestore.io.file_io import (
     missing_directory,
     missing_file,
 )
+from statestore.io.scratch import LOCK_NAME, ScratchDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 TEMPORARY_PREFIX = ".tmp-"
 _SCHEME = re.compile(r"(s3a?|hdfs|file)(?=:)|[A-Za-z][A-Za-z0-9+.-]*(?=:(/|$))")
+_OPERATION_PREFIX = "statestore-operation-"
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 _TRIES_OF_TREE = 5
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -308,6 +310,8 @@ def _move(source: str, path: str, *, overwrite: bool) -> None:
 def temporary_directory(below: str | None = None) -> Iterator[str]:
     """Yield a directory of the local disk for temporary files, which is gone after the block.
 
+    What a process that was killed left beside it is removed as well.
+
     Args:
         below: Where it is made; where the machine has temporary files when None.
 
@@ -315,7 +319,9 @@ def temporary_directory(below: str | None = None) -> Iterator[str]:
         StorageError: None can be made.
     """
     try:
-        made = tempfile.TemporaryDirectory(prefix="statestore-operation-", dir=below)
+        made = tempfile.TemporaryDirectory(prefix=_OPERATION_PREFIX, dir=below)
+        files = f"{made.name}/files"
+        os.mkdir(files)
     except OSError as error:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise StorageError(
@@ -325,8 +331,28 @@ def temporary_directory(below: str | None = None) -> Iterator[str]:
             reason=error.strerror or str(error),
             to_fix="free space there, or set TMPDIR to a directory that can be written",
         ) from error
-    with made as directory:
-        yield directory
+    with _locked(made.name), made:
+        try:
+            yield files
+        finally:
+            # Before the lock: without one, nobody would remove what a kill leaves.
+            shutil.rmtree(files, ignore_errors=True)
+
+
+@contextmanager
+def _locked(directory: str) -> Iterator[None]:
+    try:
+        scratch = ScratchDirectory(directory)
+    except OSError:
+        # A file system without locks: nobody removes what has no lock file.
+        Path(directory, LOCK_NAME).unlink(missing_ok=True)
+        yield
+        return
+    try:
+        scratch.sweep_beside(f"{_OPERATION_PREFIX}*", SystemClock())
+        yield
+    finally:
+        scratch.release()
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from statestore.core.options import StateStoreOptions
 from statestore.io.checkpoint_memory import CheckpointMemoryFileIO
 from statestore.io.checkpoint_memory_address import CheckpointMemoryAddress
 from statestore.io.fetch_cache import FetchCache
+from statestore.io.local import temporary_directory
 from statestore.spark.connect import require_driver
 
 if TYPE_CHECKING:
@@ -47,6 +47,6 @@ def checkpoint_memory(spark: SparkSession) -> Iterator[FileIO]:
     found = spark._jvm.io.statestore.engine.CheckpointMemory.address(package)  # type: ignore[union-attr]  # noqa: SLF001
     fields = json.loads(found.toString())
     address = CheckpointMemoryAddress(fields["host"], fields["port"], fields["token"])
-    with tempfile.TemporaryDirectory(prefix="statestore-memory-") as cache_directory:
+    with temporary_directory() as cache_directory:
         cache = FetchCache(cache_directory, StateStoreOptions().fetch_cache_bytes)
         yield CheckpointMemoryFileIO(address, cache)

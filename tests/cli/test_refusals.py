@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from click.testing import CliRunner
 from statestore.cli.commands import cli
 from statestore.core.errors import StorageError
 from statestore.io.hadoop_process import find_spark_submit
+from statestore.io.scratch import LOCK_NAME
 from statestore.operations.new_directory import _check_place
 from statestore.testing.checkpoints import MadeCheckpoint
 from tests.checkpoints import query_of, read_rows
@@ -170,26 +172,36 @@ def test_damaged_query_id_is_named(tmp_path: Path, query: MadeCheckpoint, text: 
     assert not (tmp_path / "new").exists()
 
 
-def test_nothing_stays_of_a_command_that_is_terminated(tmp_path: Path) -> None:
-    """Catches scratch directories that pile up where a scheduler stops commands."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_stays_of_a_command_that_is_terminated(
+    tmp_path: Path, query: MadeCheckpoint, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Catches scratch directories that pile up, with rows that are to be forgotten in them."""
     checkpoint, scratch = tmp_path / "checkpoint", tmp_path / "scratch"
     checkpoint.mkdir()
     scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     os.mkfifo(checkpoint / "metadata")  # what reads it waits for ever
     command = [sys.executable, "-c", "from statestore.cli.commands import cli; cli()"]
     process = subprocess.Popen(
         [*command, "verify", str(checkpoint)], env={**os.environ, "TMPDIR": str(scratch)}
     )
     try:
-        while not list(scratch.glob("statestore-operation-*/fetched-state")):
+        while not (made := [*scratch.glob("statestore-operation-*/*/fetched-state")]):
             assert process.poll() is None
             time.sleep(0.01)
-        process.send_signal(signal.SIGTERM)
+        lock = made[0].parents[1] / LOCK_NAME
+        os.utime(lock, (0, 0))
+        run("verify", query.path)
+        assert made[0].exists()
+        process.send_signal(number)
 
-        assert process.wait(30) == 128 + signal.SIGTERM
+        assert process.wait(30) == (128 + number if number == signal.SIGTERM else -number)
     finally:
         process.kill()
         process.wait()
+    assert lock.exists() == (number == signal.SIGKILL)
+    run("verify", query.path)
     assert not list(scratch.iterdir())
 
 

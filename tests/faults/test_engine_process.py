@@ -16,10 +16,10 @@ import pytest
 
 from statestore.core.clock import SystemClock
 from statestore.core.version import __version__
-from statestore.engine import scratch
-from statestore.engine.scratch import ScratchDirectory
+from statestore.engine.scratch import NAME_PATTERN, EngineDirectory
 from statestore.io.fetch_cache import FetchCache
 from statestore.io.local import TEMPORARY_PREFIX
+from statestore.io.scratch import LOCK_NAME, ScratchDirectory
 from tests.engine_process import (
     EngineConnection,
     EngineGoneError,
@@ -217,12 +217,12 @@ def test_killed_engine_leaves_no_unfinished_files(tmp_path, backend, op, pattern
         (own,) = Path(shim.scratch).glob("engine-*")
         assert [path.name for path in own.rglob("*") if path.is_file()] == ["starts"]
         left = {path.name for path in Path(shim.scratch).iterdir()} - {"rocksdb"}
-        assert left == {scratch.LOCK_NAME, own.name}
+        assert left == {LOCK_NAME, own.name}
 
 
 def test_fetched_files_outlive_the_engine_that_fetched_them(tmp_path):
     """Catches a load, too long for one call, that begins anew each time its engine is killed."""
-    own = scratch.EngineDirectory(str(tmp_path), "0")
+    own = EngineDirectory(str(tmp_path), "0")
     own.begin()
     directory = f"{own.fetched}/1"
     Path(directory).mkdir()
@@ -389,15 +389,15 @@ def test_scratch_directory_of_another_machine_is_not_swept(tmp_path):
     }
     for name, mark in marks.items():
         directory = ScratchDirectory(f"{tmp_path}/statestore-scratch-{name}")
-        os.close(directory._descriptor)
-        lock = Path(directory.path, scratch.LOCK_NAME)
+        directory.release()
+        lock = Path(directory.path, LOCK_NAME)
         if mark is not None:
             lock.write_text(mark)
         os.utime(lock, (0, 0))
 
     own = ScratchDirectory(f"{tmp_path}/statestore-scratch-new")
 
-    assert own.sweep_beside(SystemClock()) == 2
+    assert own.sweep_beside(NAME_PATTERN, SystemClock()) == 2
     assert sorted(path.name[19:] for path in tmp_path.iterdir()) == ["new", "other"]
 
 
@@ -408,13 +408,13 @@ def test_stale_scratch_directories_are_swept_and_used_ones_are_not(tmp_path):
         directory.mkdir()
         (directory / "1.arrows").write_bytes(b"x")
         if directory != bare:
-            (directory / scratch.LOCK_NAME).touch()
+            (directory / LOCK_NAME).touch()
     for directory in (stale, used):
-        os.utime(directory / scratch.LOCK_NAME, (0, 0))
+        os.utime(directory / LOCK_NAME, (0, 0))
     holder = subprocess.Popen(
         [sys.executable, "-c", "import fcntl, sys; f = open(sys.argv[1], 'r+');"
          "fcntl.lockf(f, fcntl.LOCK_SH); print('held', flush=True); sys.stdin.read()",
-         str(used / scratch.LOCK_NAME)],
+         str(used / LOCK_NAME)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )  # fmt: skip
@@ -429,5 +429,5 @@ def test_stale_scratch_directories_are_swept_and_used_ones_are_not(tmp_path):
 
     holder.communicate()
     assert left == ["b", "c", "d", "n"]
-    with (tmp_path / "statestore-scratch-own" / scratch.LOCK_NAME).open("r+") as lock:
+    with (tmp_path / "statestore-scratch-own" / LOCK_NAME).open("r+") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,7 +9,6 @@ last word on what is left.
 from __future__ import annotations
 
 import math
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ import pyarrow as pa
 from statestore.codec.joined_trailers import add_counts
 from statestore.codec.python_values import to_pylist
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
+from statestore.io.local import temporary_directory
 from statestore.operations.database import open_database
 from statestore.operations.reading.diff import diff_batches
 from statestore.operations.reading.inspection import describe
@@ -120,7 +120,7 @@ def compare_rows(of: str, old: Sequence[str], new: Sequence[str], rule: Rule) ->
         "new": ds.dataset(list(new), format="parquet"),
     }
     names, columns = rule.shared(_columns(sides["old"].schema), _columns(sides["new"].schema))
-    with tempfile.TemporaryDirectory() as work:
+    with temporary_directory() as work:
         connection = open_database(work, threads=2, memory_limit=_MEMORY)
         try:
             for name, side in sides.items():
