@@ -161,6 +161,31 @@ def test_file_that_is_not_one_of_keys_is_refused(
         keys(tmp_path / "none.csv", "string")
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("key.k\n3\n\n", 3),
+        ("key.k\n\n3\n", 2),
+        ('\n\r\n"key.k"\r\n3\r\n\r\n4', 5),
+        ("\ufeffkey.k\r3\r\r", 3),
+        ("\nkey.k\n3\r\n4\n", None),
+        ("key.k,partition_id\n3,0\n\n4,0\n", None),
+        ("key.k,partition_id\n3,0\n,0\n", None),
+    ],
+)
+def test_an_empty_line_is_no_key_that_is_passed_over(
+    tmp_path: Path, text: str, line: int | None
+) -> None:
+    """Catches the null key of a file of one column, whose row is not deleted."""
+    path = tmp_path / "k.csv"
+    path.write_bytes(text.encode())
+    if line is None:
+        assert keys(path, "long") == [3, None if "\n,0" in text else 4]
+        return
+    with pytest.raises(InvalidArgumentError, match=rf"empty line.*k\.csv', line={line}"):
+        keys(path, "long")
+
+
 def test_fields_of_a_window_are_columns_of_a_file(tmp_path: Path) -> None:
     """Catches what `read --flatten` shows that cannot be given back."""
     window = struct(start="timestamp", end="timestamp")
@@ -223,12 +248,13 @@ def test_csv_has_the_rows_that_another_reader_finds(text: str) -> None:
         found = list(standard_csv.reader(io.StringIO(text, newline=""), strict=True))
     standard_csv.field_size_limit(limit)
     expected = [row[0] for row in found if len(row) == 1]
-    is_refused = len(expected) < len([*filter(None, found)]) or not found
+    is_refused = len(expected) < len(found) or not found
+    said = r"quote is not closed|parse error|empty line"
     with TemporaryDirectory() as directory:
         path = Path(directory, "k.csv")
         path.write_bytes(text.encode())
         if is_refused:
-            with pytest.raises(InvalidArgumentError, match=r"quote is not closed|parse error"):
+            with pytest.raises(InvalidArgumentError, match=said):
                 keys(path, "string")
         else:
             assert keys(path, "string") == expected[1:]

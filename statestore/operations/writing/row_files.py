@@ -114,10 +114,17 @@ def _in_utc(kind: Any, path: str, instants: set[str]) -> Any:
 def _read_csv(data: bytes, path: Path, kinds: dict[str, SparkType]) -> pa.Table:
     import pyarrow.csv as csv
 
-    _require_closed_quotes(data, path)
+    empty_line = _first_empty_line(data, path)
     parsed = csv.ParseOptions(newlines_in_values=True)
     with csv.open_csv(io.BytesIO(data), parse_options=parsed) as file:
         names = file.schema.names
+    if len(names) == 1 and empty_line is not None:
+        raise InvalidArgumentError(
+            "an empty line in a file of one column may be a null or nothing",
+            file=str(path),
+            line=empty_line,
+            to_fix="take the line out; give nulls in JSON or Parquet",
+        )
     as_text = csv.ConvertOptions(
         column_types=dict.fromkeys(names, pa.string()),
         null_values=[""],
@@ -132,9 +139,15 @@ def _read_csv(data: bytes, path: Path, kinds: dict[str, SparkType]) -> pa.Table:
     return pa.Table.from_arrays(columns, names=names)
 
 
-def _require_closed_quotes(data: bytes, path: Path) -> None:
-    """Refuse what Arrow takes: a quote up to the end of the file, and text behind a closing one."""
+def _first_empty_line(data: bytes, path: Path) -> int | None:
+    """Return the number of the first line behind the header that has nothing.
+
+    Refuse what Arrow takes: a quote up to the end of the file, and text behind a closing one.
+    """
+    found: int | None = None
+    has_header = False
     at = len(codecs.BOM_UTF8) if data.startswith(codecs.BOM_UTF8) else 0
+    before = b"\n"
     while at < len(data):
         cell = _CELL.match(data, at)
         if cell is None:
@@ -144,7 +157,14 @@ def _require_closed_quotes(data: bytes, path: Path) -> None:
                 line=len(data[: at + 1].splitlines()),
                 to_fix='close it, and write a quote within quoted text as ""',
             )
+        is_empty = before != b"," and cell[0] in (b"\r", b"\n")
+        if not is_empty:
+            has_header = True
+        elif has_header and found is None and (before, cell[0]) != (b"\r", b"\n"):
+            found = len(data[: at + 1].splitlines())
+        before = cell[0][-1:]
         at = cell.end()
+    return found
 
 
 def _typed(path: Path, name: str, kind: SparkType, texts: list[str | None]) -> pa.Array[Any]:
