@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from statestore.core.errors import StateStoreError, StorageError
+from statestore.io.file_io import unasked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -124,9 +125,9 @@ class FaultFileIO:
             "list_directories", directory, lambda: self.inner.list_directories(directory)
         )
 
-    def delete_tree(self, directory: str) -> None:
+    def delete_tree(self, directory: str, ask: Callable[[], None] = unasked) -> None:
         """See TreeFileIO."""
-        self._run("delete_tree", directory, lambda: self.inner.delete_tree(directory))
+        self._run("delete_tree", directory, lambda: self.inner.delete_tree(directory, ask))
 
     def shares(self, other: FileIO) -> bool:
         """See TreeFileIO."""

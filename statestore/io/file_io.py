@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from statestore.core.errors import FencedError, NotFoundError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 T = TypeVar("T")
 
@@ -35,6 +35,10 @@ class FileInfo:
     size: int
     modified_ms: int
     num_names: int = 1
+
+
+def unasked() -> None:
+    """Ask nothing before files are deleted."""
 
 
 class FileIO(Protocol):
@@ -169,8 +173,12 @@ class TreeFileIO(FileIO, Protocol):
         """
         ...
 
-    def delete_tree(self, directory: str) -> None:
+    def delete_tree(self, directory: str, ask: Callable[[], None] = unasked) -> None:
         """Delete a directory and every file below it; one that is not there is no error.
+
+        Args:
+            directory: The directory.
+            ask: Called directly before each request that deletes; a raise prevents it.
 
         Guarantee: on return nothing is left; after a raise some files may be.
 

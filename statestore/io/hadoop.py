@@ -26,11 +26,12 @@ from statestore.io.file_io import (
     missing_directory,
     missing_file,
     replaced_file,
+    unasked,
 )
 from statestore.io.local import TEMPORARY_PREFIX, named_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from statestore.io.fetch_cache import FetchCache
     from statestore.io.file_io import FileIO
@@ -227,8 +228,9 @@ class HadoopFileIO:
         """See TreeFileIO."""
         return list(self._ask("list a directory", "list_directories", directory)["directories"])
 
-    def delete_tree(self, directory: str) -> None:
-        """See TreeFileIO."""
+    def delete_tree(self, directory: str, ask: Callable[[], None] = unasked) -> None:
+        """See TreeFileIO; one request to the JVM."""
+        ask()
         self._ask("delete a directory", "delete_tree", directory)
 
     def shares(self, other: FileIO) -> bool:

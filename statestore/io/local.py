@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -23,11 +23,12 @@ from statestore.io.file_io import (
     existing_file,
     missing_directory,
     missing_file,
+    unasked,
 )
 from statestore.io.scratch import LOCK_NAME, ScratchDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 TEMPORARY_PREFIX = ".tmp-"
 _SCHEME = re.compile(r"(s3a?|hdfs|file)(?=:)|[A-Za-z][A-Za-z0-9+.-]*(?=:(/|$))")
@@ -218,24 +219,31 @@ class LocalFileIO:
             with entries:
                 return [entry.name for entry in entries if entry.is_dir()]
 
-    def delete_tree(self, directory: str) -> None:
-        """See TreeFileIO."""
+    def delete_tree(self, directory: str, ask: Callable[[], None] = unasked) -> None:
+        """See TreeFileIO; a file, or an empty directory, a request."""
         with named_errors("delete a directory", directory):
             if os.path.islink(directory):  # what it leads to stays, and is empty
-                with os.scandir(directory) as entries:
-                    for entry in entries:
-                        if entry.is_dir(follow_symlinks=False):
-                            shutil.rmtree(entry.path)
-                        else:
-                            os.unlink(entry.path)
+                self._delete_below(directory, ask)
             elif os.path.isdir(directory):
-                self._delete_whole_tree(directory)
+                self._delete_whole_tree(directory, ask)
 
-    @staticmethod
-    def _delete_whole_tree(directory: str) -> None:
+    def _delete_below(self, directory: str, ask: Callable[[], None]) -> None:
+        with os.scandir(directory) as entries:
+            found = list(entries)
+        for entry in found:
+            is_directory = entry.is_dir(follow_symlinks=False)
+            if is_directory:
+                self._delete_below(entry.path, ask)
+            ask()
+            with suppress(FileNotFoundError):  # somebody deletes it too
+                (os.rmdir if is_directory else os.unlink)(entry.path)
+
+    def _delete_whole_tree(self, directory: str, ask: Callable[[], None]) -> None:
         for tries_left in reversed(range(_TRIES_OF_TREE)):
             try:
-                shutil.rmtree(directory)
+                self._delete_below(directory, ask)
+                ask()
+                os.rmdir(directory)
                 return
             except OSError as error:  # somebody deletes it too, and marks it before
                 if error.errno not in (errno.ENOTEMPTY, errno.ENOENT) or not tries_left:

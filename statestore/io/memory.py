@@ -10,10 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.core.clock import Clock, SystemClock
-from statestore.io.file_io import FileInfo, FileIO, existing_file, missing_file
+from statestore.io.file_io import (
+    FileInfo,
+    FileIO,
+    delete_batches,
+    existing_file,
+    missing_file,
+    unasked,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +135,11 @@ class MemoryFileIO:
         paths = (info.name.partition("/") for info in self.list_tree(directory))
         return list({name for name, is_below, _ in paths if is_below})
 
-    def delete_tree(self, directory: str) -> None:
+    def delete_tree(self, directory: str, ask: Callable[[], None] = unasked) -> None:
         """See TreeFileIO."""
-        self.delete_files(directory, [info.name for info in self.list_tree(directory)])
+        for batch in delete_batches([info.name for info in self.list_tree(directory)]):
+            ask()
+            self.delete_files(directory, batch)
 
     def shares(self, other: FileIO) -> bool:
         """See TreeFileIO."""

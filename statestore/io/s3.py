@@ -32,7 +32,7 @@ from statestore.core.errors import FencedError, StorageError
 from statestore.core.ids import RandomIds
 from statestore.core.progress import CallPool, step
 from statestore.io.fetch_cache import FetchCache, sliced_name, slices_size
-from statestore.io.file_io import FileInfo, FileIO, delete_batches, replaced_file
+from statestore.io.file_io import FileInfo, FileIO, delete_batches, replaced_file, unasked
 from statestore.io.local import named_errors
 from statestore.io.s3_client import is_certain, make_client, named_s3_errors, status_of
 from statestore.io.s3_settings import S3Settings
@@ -215,10 +215,11 @@ class S3FileIO:
                 for found in page.get("CommonPrefixes", [])
             ]
 
-    def delete_tree(self, directory: str) -> None:
+    def delete_tree(self, directory: str, ask: Callable[[], None] = unasked) -> None:
         """See TreeFileIO; a thousand objects a request."""
         names = [info.name for info in self._list(directory, "")]
         for batch in delete_batches(names):
+            ask()
             self.delete_files(directory, batch)
 
     def shares(self, other: FileIO) -> bool:

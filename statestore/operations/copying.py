@@ -23,6 +23,7 @@ from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, write_bytes
 from statestore.codec.references import StoreName
 from statestore.core.errors import StateStoreError
 from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDER_KEY, PROVIDERS
+from statestore.io.file_io import unasked
 from statestore.operations.batches import checkpoint_ids_of
 from statestore.operations.committed_version import find_version
 from statestore.operations.copied_files import copy_operators, copy_spark_files, write_logs
@@ -73,6 +74,7 @@ class Copy(Generic[Told]):
         remade: Stores that operators have in place of those of the version, in Spark's order, by
             operator ID; all that Spark has of such an operator is in `files`.
         conf: Settings that entries of the offset log pin otherwise than the version's.
+        ask: Called before what cannot be undone; a raise prevents it.
     """
 
     operation: str
@@ -90,6 +92,7 @@ class Copy(Generic[Told]):
     files: Mapping[str, bytes] = field(default_factory=dict)
     remade: Mapping[int, Sequence[str]] = field(default_factory=dict)
     conf: Mapping[str, str] = field(default_factory=dict)
+    ask: Callable[[], None] = unasked
 
     @property
     def source(self) -> OpenCheckpoint:
@@ -182,7 +185,7 @@ class Copy(Generic[Told]):
         """
         with (
             self.version.pinned(self.target.ids),
-            begin_directory(self.target, self.operation, self.source.uri) as target,
+            begin_directory(self.target, self.operation, self.source.uri, self.ask) as target,
         ):
             # First, since nothing pins them.
             copy_spark_files(self.version, target, self._rename)
@@ -206,9 +209,10 @@ class Copy(Generic[Told]):
             result = {"state_files": self.state_files}
             begin_history(target, self.operation, self.source.uri, version, result)
             metadata, told = self.becomes(made)
+            files = target.files() if self.claims else set()
             target.finish(metadata)
         if self.claims:
-            target.check_whole(metadata, f"commits/{self.version.batch}")
+            target.check_whole(metadata, files)
             try:
                 delete_directory(self.source.io, self.source.path)
             except StateStoreError as error:  # what was made is whole, and not to be made again

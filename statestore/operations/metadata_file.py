@@ -22,7 +22,7 @@ from statestore.core.version import WRITER
 
 if TYPE_CHECKING:
     from statestore.core.ids import IdSource
-    from statestore.io.file_io import FileIO, TreeFileIO
+    from statestore.io.file_io import FileIO
 
 METADATA_NAME = "metadata"
 QUERY_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -161,7 +161,7 @@ def unfinished_operation(io: FileIO, directory: str) -> str | None:
     return None if fields is None else fields.get(_UNFINISHED)
 
 
-def mark_unfinished(io: TreeFileIO, directory: str, operation: str) -> None:
+def mark_unfinished(io: FileIO, directory: str, operation: str) -> None:
     """Have a whole directory say that an operation began it: it is that operation's to clear.
 
     Guarantee: on return no query starts from it, and it is no savepoint, durably.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import lease_directory
-from statestore.checkpoint.query_log import read_text, write_text
+from statestore.checkpoint.query_log import read_bytes, read_text, write_text
 from statestore.core.errors import (
     FencedError,
     InvalidArgumentError,
@@ -24,6 +24,8 @@ from statestore.core.errors import (
     StateStoreError,
     StorageError,
 )
+from statestore.io.file_io import unasked
+from statestore.io.guarded import GuardedFileIO
 from statestore.io.local import (
     TEMPORARY_PREFIX,
     LocalFileIO,
@@ -42,7 +44,7 @@ from statestore.operations.metadata_file import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Set
 
     from statestore.core.clock import Clock
     from statestore.core.ids import IdSource
@@ -60,11 +62,18 @@ def delete_directory(io: TreeFileIO, directory: str) -> None:
     any more and says that it is being deleted, until nothing of it is there.
 
     Raises:
+        FencedError: It was deleted meanwhile, and another one begun in its place, which stays.
         StorageError: The storage failed.
     """
     mark_unfinished(io, directory, DELETE)
-    _clear_once(io, directory)
-    io.delete_tree(directory)
+
+    def ask() -> None:
+        with suppress(NotFoundError):  # another process may be deleting it, too
+            if read_text(io, f"{directory}/{METADATA_NAME}") != unfinished_metadata(DELETE):
+                raise _begun_anew(directory)
+
+    _clear_once(io, directory, ask)
+    io.delete_tree(directory, ask)
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,7 @@ class NewDirectory:
         scratch_directory: Local directory for work, on the same file system if that is local.
         clock: Source of time.
         ids: Source of IDs.
+        ask: As `begin_directory` was given it.
     """
 
     uri: str
@@ -88,39 +98,41 @@ class NewDirectory:
     scratch_directory: str
     clock: Clock
     ids: IdSource
+    ask: Callable[[], None]
 
     def check_mine(self) -> None:
-        """Check that nobody has begun the directory anew.
+        """Check that nobody has begun the directory anew, nor is it denied by `ask`.
 
         Raises:
             FencedError: Somebody has; what is there now is theirs.
             StorageError: The storage failed.
         """
+        self.ask()
         if read_text(self.io, f"{self.path}/{METADATA_NAME}") != self.mark:
-            raise self._begun_anew()
+            raise _begun_anew(self.uri)
 
-    def check_whole(self, metadata: str, last: str) -> None:
+    def files(self) -> set[str]:
+        """Return the path of every file below it, but for temporary ones.
+
+        Raises:
+            StorageError: The storage failed.
+        """
+        names = (info.name for info in self.io.list_tree(self.path))
+        return {name for name in names if f"/{TEMPORARY_PREFIX}" not in f"/{name}"}
+
+    def check_whole(self, metadata: str, files: Set[str]) -> None:
         """Check that nobody has begun the directory anew while its last write stood still.
 
         Args:
             metadata: The text that made it whole.
-            last: Path of a file below it, of those that are deleted early.
+            files: All that was there before.
 
         Raises:
             FencedError, StorageError: As `check_mine`.
         """
         found = read_text(self.io, f"{self.path}/{METADATA_NAME}")
-        directory, _, name = f"{self.path}/{last}".rpartition("/")
-        names = [info.name for info in self.io.list(directory)]
-        if found != metadata or name not in names:
-            raise self._begun_anew()
-
-    def _begun_anew(self) -> FencedError:
-        return FencedError(
-            "the directory was begun anew by another process",
-            directory=self.uri,
-            to_fix="run one command at a time for a directory, and repeat it for another one",
-        )
+        if found != metadata or not files <= self.files():
+            raise _begun_anew(self.uri)
 
     def raise_if_lost(self, error: Exception) -> None:
         """Raise a FencedError in place of an error of a process whose files another one cleared."""
@@ -140,18 +152,30 @@ class NewDirectory:
             FencedError, StorageError: As `check_mine`.
         """
         shutil.rmtree(self.scratch_directory, ignore_errors=True)
-        self.check_mine()
-        write_text(self.io, f"{self.path}/{METADATA_NAME}", metadata, overwrite=True)
+        io = GuardedFileIO(self.io, self.check_mine)
+        write_text(io, f"{self.path}/{METADATA_NAME}", metadata, overwrite=True)
+
+
+def _begun_anew(uri: str) -> FencedError:
+    return FencedError(
+        "the directory was begun anew by another process",
+        directory=uri,
+        to_fix="run one command at a time for a directory, and repeat it for another one",
+    )
 
 
 @contextmanager
-def begin_directory(place: Place, operation: str, source: str) -> Iterator[NewDirectory]:
+def begin_directory(
+    place: Place, operation: str, source: str, ask: Callable[[], None] = unasked
+) -> Iterator[NewDirectory]:
     """Begin a new checkpoint or savepoint, or begin one anew that was never finished.
 
     Args:
         place: The directory.
         operation: The command that writes it.
         source: The checkpoint or savepoint that it is made of: a path or a URI.
+        ask: Called before what cannot be undone, such as each request that clears; a raise
+            prevents it.
 
     Guarantee: until `NewDirectory.finish` returns, no query starts from the directory and nothing
     takes it for a savepoint. Only a directory that says, directly before, that this very operation
@@ -167,18 +191,26 @@ def begin_directory(place: Place, operation: str, source: str) -> Iterator[NewDi
         with named_errors("make a directory", work):
             Path(f"{work}/fetched").mkdir()
         io, path = place.open(f"{work}/fetched")
+        before = _read_metadata_bytes(io, path)
         was_begun = check_new(io, path, uri, operation, source)
         mark = unfinished_metadata(operation, attempt=ids.new_id())
         io.make_directory(path)
+
+        def ask_first() -> None:
+            ask()
+            if _read_metadata_bytes(io, path) != before:  # another process was quicker
+                raise _begun_anew(uri)
+
+        guarded = GuardedFileIO(io, ask_first)
         try:
-            write_text(io, f"{path}/{METADATA_NAME}", mark, overwrite=was_begun)
+            write_text(guarded, f"{path}/{METADATA_NAME}", mark, overwrite=was_begun)
         except FencedError as error:
             raise _not_new(uri, METADATA_NAME) from error
         scratch = f"{work}/scratch"
         if isinstance(io, LocalFileIO):
             # Beside its destination, a file is published by a rename.
             scratch = f"{path}/{TEMPORARY_PREFIX}{ids.new_id()}"
-        begun = NewDirectory(uri, io, path, mark, scratch, clock, ids)
+        begun = NewDirectory(uri, io, path, mark, scratch, clock, ids, ask)
         if was_begun:
             _clear(begun)
         Path(scratch).mkdir()
@@ -200,23 +232,34 @@ def _clear(begun: NewDirectory) -> None:
         StorageError: The storage failed.
     """
     for _ in range(_CLEARINGS - 1):
-        begun.check_mine()
         with suppress(StorageError):
-            _clear_once(begun.io, begun.path)
+            _clear_once(begun.io, begun.path, begun.check_mine)
             return
         begun.clock.sleep_ms(_BETWEEN_CLEARINGS_MS)
-    begun.check_mine()
-    _clear_once(begun.io, begun.path)
+    _clear_once(begun.io, begun.path, begun.check_mine)
 
 
-def _clear_once(io: TreeFileIO, path: str) -> None:
-    """Delete everything but `metadata` and leases: of a checkpoint that is replaced one is held."""
+def _read_metadata_bytes(io: TreeFileIO, path: str) -> bytes | None:
+    with suppress(NotFoundError):
+        return read_bytes(io, f"{path}/{METADATA_NAME}")
+    return None
+
+
+def _clear_once(io: TreeFileIO, path: str, ask: Callable[[], None]) -> None:
+    """Delete everything but `metadata` and leases: of a checkpoint that is replaced one is held.
+
+    Args:
+        io: Storage of the directory.
+        path: The directory there.
+        ask: Called directly before each request that deletes; a raise prevents it.
+    """
     leases = lease_directory(f"{path}/state")
     for name in io.list_directories(path):
         if f"{path}/{name}" != leases:
-            io.delete_tree(f"{path}/{name}")
+            io.delete_tree(f"{path}/{name}", ask)
     for info in io.list(path):
         if info.name != METADATA_NAME:
+            ask()
             io.delete(f"{path}/{info.name}")
 
 

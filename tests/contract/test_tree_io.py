@@ -44,6 +44,22 @@ def test_tree_is_listed_and_deleted_whole_and_nothing_beside_it(place):
     assert [info.name for info in io.list_tree(f"{root}-beside")] == ["a"]
 
 
+def test_nothing_is_deleted_that_was_denied(place):
+    """Catches files that another process wrote since, and a deletion that asks too early takes."""
+    io, root = place
+    for name in ("a", "b/c"):
+        write(io, f"{root}/{name}", b"")
+
+    def deny():
+        write(io, f"{root}/b/late", b"")
+        raise LookupError("denied")
+
+    with pytest.raises(LookupError, match="denied"):
+        io.delete_tree(root, deny)
+
+    assert {info.name for info in io.list_tree(root)} == {"a", "b/c", "b/late"}
+
+
 def test_directories_are_listed_one_level_deep(place):
     """Catches a search for savepoints that lists every file below them, or takes a file for one."""
     io, root = place

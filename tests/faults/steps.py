@@ -16,6 +16,7 @@ import pyarrow as pa
 from statestore import Checkpoint
 from statestore.checkpoint.layout import lease_directory
 from statestore.core.errors import StateStoreError
+from statestore.io.file_io import unasked
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.testing.checkpoints import read_checkpoint
@@ -161,6 +162,57 @@ def copied(original, copy):
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(original, copy)
     return copy
+
+
+class Still(LocalFileIO):
+    """The disk of a process that stands still at a step of beginning a directory anew.
+
+    Attributes:
+        act: What happens meanwhile; None where it has happened.
+    """
+
+    STEPS = ("look", "mark", "clear 0", "clear 1", "clear 7", "last")
+
+    def __init__(self, directory, step, act):
+        super().__init__()
+        self._directory = directory
+        self._step = step
+        self._num_asked = 0
+        self.act = act
+
+    def _reach(self, step):
+        if step == self._step and self.act:
+            act, self.act = self.act, None
+            act()
+
+    def make_directory(self, directory):
+        """See FileIO."""
+        if directory == self._directory:
+            self._reach("look")
+        super().make_directory(directory)
+
+    def delete(self, path):
+        """See FileIO."""
+        if path == f"{self._directory}/.metadata.crc":
+            self._reach("mark")
+        super().delete(path)
+
+    def delete_tree(self, directory, ask=unasked):
+        """See TreeFileIO."""
+
+        def stand_still():
+            self._reach(f"clear {self._num_asked}")
+            self._num_asked += 1
+            ask()
+
+        super().delete_tree(directory, stand_still)
+
+    def list(self, directory):
+        """See FileIO."""
+        found = super().list(directory)
+        if directory == self._directory and self._num_asked:
+            self._reach("last")
+        return found
 
 
 class Stepped(LocalFileIO):

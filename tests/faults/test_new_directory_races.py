@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from statestore import Checkpoint, Savepoint
-from statestore.core.errors import FencedError, StorageError
+from statestore.core.errors import FencedError, InvalidArgumentError, StorageError
 from statestore.io.local import LocalFileIO
 from statestore.testing.checkpoints import QUERY_ID, read_checkpoint
 from tests.checkpoints import OPTIONS, make_query, read_rows, restore
 from tests.damaged import make_small
 from tests.fault_io import Fault, FaultFileIO
+from tests.faults.steps import Still
 from tests.seams import Meanwhile, at
 
 
@@ -133,3 +134,70 @@ def test_earlier_branch_is_fenced_when_another_begins_there(tmp_path):
 
     assert Checkpoint(target).verify(deep=True).findings == ()
     assert read_rows(target) == query.expected()
+
+
+@pytest.mark.parametrize("step", Still.STEPS)
+def test_restore_that_stood_still_clears_nothing_of_one_that_ended(tmp_path, step):
+    """Catches a checkpoint that loses its state when the savepoint that it was made of is gone."""
+    made = make_small(tmp_path, 3, num_partitions=8)
+    savepoint, target = str(tmp_path / "savepoint"), str(tmp_path / "again")
+    at(made.path, options=OPTIONS).savepoint(savepoint)
+
+    def claim(io=None):
+        at(savepoint, kind=Savepoint, options=OPTIONS).restore(at(target, io=io), claim=True)
+
+    killed = FaultFileIO(LocalFileIO())
+    killed.arm(Fault(5, happens=False, calls=("link",)))
+    with pytest.raises(StorageError):
+        claim(killed)
+    Path(target, "left").write_bytes(b"")  # to be cleared last
+
+    still = Still(target, step, claim)
+    with pytest.raises((FencedError, InvalidArgumentError), match=r"begun anew|checkpoint-exists"):
+        claim(still)
+
+    assert not still.act
+    assert not Path(savepoint).exists()
+    assert Checkpoint(target).verify(deep=True).findings == ()
+    assert read_checkpoint(target) == made.expected()
+
+
+@pytest.mark.parametrize("step", Still.STEPS)
+def test_savepoint_that_stood_still_clears_nothing_of_one_that_ended(tmp_path, step):
+    """Catches a savepoint that was whole, and has no state when it is needed."""
+    made = make_small(tmp_path, 3, num_partitions=8)
+    target = str(tmp_path / "savepoint")
+
+    def save(io=None):
+        at(made.path, options=OPTIONS).savepoint(at(target, io=io))
+
+    killed = FaultFileIO(LocalFileIO())
+    killed.arm(Fault(6, happens=False, calls=("publish",)))
+    with pytest.raises(StorageError):
+        save(killed)
+    Path(target, "left").write_bytes(b"")  # to be cleared last
+
+    still = Still(target, step, save)
+    with pytest.raises((FencedError, InvalidArgumentError), match=r"begun anew|checkpoint-exists"):
+        save(still)
+
+    assert not still.act
+    assert Checkpoint(target).verify(deep=True).findings == ()
+    assert read_checkpoint(target) == made.expected()
+
+
+def test_claimed_savepoint_stays_while_another_restore_clears_what_was_made(tmp_path):
+    """Catches a savepoint that is deleted, where the state is cleared and the logs not yet."""
+    made = make_small(tmp_path, 3, num_partitions=2)
+    savepoint, target = str(tmp_path / "savepoint"), str(tmp_path / "again")
+    at(made.path, options=OPTIONS).savepoint(savepoint)
+
+    def clear_one():
+        delta = next(Path(target).glob("state/0/1/*.delta.*"))
+        delta.unlink()
+
+    late = at(target, io=LateMetadata(clear_one))
+    with pytest.raises(FencedError, match="begun anew by another process"):
+        at(savepoint, kind=Savepoint, options=OPTIONS).restore(late, claim=True)
+
+    assert Checkpoint(savepoint).verify(deep=True).findings == ()

@@ -14,6 +14,7 @@ import pytest
 
 from statestore import Checkpoint, Savepoint, Trial, try_job
 from statestore.checkpoint.layout import lease_directory
+from statestore.core.clock import ManualClock
 from statestore.core.errors import (
     FencedError,
     InUseError,
@@ -37,7 +38,7 @@ from statestore.operations.trial.replacing import put_back, replace_by_branch
 from statestore.testing.checkpoints import QUERY_ID, read_checkpoint
 from tests.checkpoints import files_below
 from tests.fault_io import Fault, FaultFileIO
-from tests.faults.steps import CHANGES, Killer, processes
+from tests.faults.steps import CHANGES, Killer, Still, processes
 from tests.made_trials import tried_with_rows
 from tests.seams import place_of
 
@@ -59,23 +60,23 @@ class World:
         io, record = LocalFileIO(), read_record(LocalFileIO(), str(root / "trial"))
         write_record(io, str(root / "trial"), record, checkpoint=str(root / "checkpoint"))
 
-    def promote(self, io):
+    def promote(self, io, clock=None):
         """Do what a promote does before it tidies up, on a storage."""
         directory = str(self.root / "trial")
         replace_by_branch(
             read_record(LocalFileIO(), directory),
-            place_of(str(self.root / "checkpoint"), io=io),
+            place_of(str(self.root / "checkpoint"), io=io, clock=clock),
             place_of(f"{directory}/checkpoint", io=io),
             (io, directory),
             place_of(str(self.root / "before"), io=io),
         )
 
-    def put_back(self, io):
+    def put_back(self, io, clock=None):
         """Do what a drop does to a checkpoint whose promote did not end."""
         directory = str(self.root / "trial")
         put_back(
             read_record(LocalFileIO(), directory),
-            place_of(str(self.root / "checkpoint"), io=io),
+            place_of(str(self.root / "checkpoint"), io=io, clock=clock),
             place_of(str(self.root / "before"), io=io),
             (self.root / "trial" / HISTORY).read_bytes(),
         )
@@ -514,3 +515,57 @@ def test_batches_that_were_not_compared_are_not_promoted(tmp_path):
             world.trial.promote(dry_run=dry_run)
 
     assert world.stands == old
+
+
+@pytest.mark.parametrize("step", Still.STEPS)
+@pytest.mark.parametrize("does", [World.promote, World.put_back])
+def test_one_that_stood_still_clears_nothing_of_a_promote_that_ended(made, tmp_path, does, step):
+    """Catches a checkpoint that is cleared under the query, by one whose lease has expired."""
+    original, _, new = made
+    world = World(original, tmp_path / "world")
+    killed = FaultFileIO(LocalFileIO())
+    killed.arm(Fault(3, happens=False, calls=("link",)))
+    with pytest.raises(StorageError):
+        world.promote(killed)
+    world.end_process()
+    checkpoint = world.root / "checkpoint"
+    (checkpoint / "left").write_bytes(b"")  # to be cleared last
+    clock = ManualClock()
+
+    def end():
+        clock.advance(3_600_000)
+        world.end_process()
+        world.promote(LocalFileIO())
+
+    still = Still(str(checkpoint), step, end)
+    with pytest.raises((FencedError, InUseError), match=r"begun anew|has expired"):
+        does(world, still, clock)
+
+    assert not still.act
+    assert world.stands == new
+    world.check_whole()
+
+
+@pytest.mark.parametrize("does", [World.promote, World.put_back])
+def test_one_whose_lease_has_expired_clears_no_more(made, tmp_path, does):
+    """Catches a checkpoint that is cleared while somebody else may be at it."""
+    original, _, _ = made
+    world = World(original, tmp_path / "world")
+    killed = FaultFileIO(LocalFileIO())
+    killed.arm(Fault(3, happens=False, calls=("link",)))
+    with pytest.raises(StorageError):
+        world.promote(killed)
+    world.end_process()
+    clock, seen = ManualClock(), []
+
+    def expire():
+        clock.advance(3_600_000)
+        seen.append(files_below(world.root / "checkpoint"))
+
+    with pytest.raises(InUseError, match="has expired"):
+        does(world, Still(str(world.root / "checkpoint"), "clear 1", expire), clock)
+
+    world.end_process()
+    (before,) = seen
+    left = files_below(world.root / "checkpoint")
+    assert {path for path in before if not path.startswith("statestore-leases")} == set(left)

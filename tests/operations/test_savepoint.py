@@ -357,7 +357,7 @@ def test_every_storage_to_every_other(tmp_path, s3_server, bucket):
     # Spark's small files go through here, the operator's and the history too, and `metadata`
     # between the steps and of what is above: the bucket.
     num_files = len(branch.version.spark_files)
-    assert fetched == num_files + 9
+    assert fetched == num_files + 13
     assert read_rows(f"{remote}/branch", options=options) == query.expected()
     assert not list(tmp_path.glob("branch*"))
     restore(f"{remote}/savepoint", f"{remote}/claimed", claim=True, options=options)

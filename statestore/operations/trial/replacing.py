@@ -24,6 +24,7 @@ from statestore.checkpoint.history import entries_of
 from statestore.checkpoint.layout import history_path
 from statestore.checkpoint.query_log import QueryLog, read_bytes, write_bytes
 from statestore.core.errors import InUseError, InvalidArgumentError, NotFoundError
+from statestore.io.guarded import GuardedFileIO
 from statestore.io.local import temporary_directory
 from statestore.io.storage import is_same_directory
 from statestore.operations.checkpoint import open_checkpoint
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from statestore.io.place import Place
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.copying import MadeFiles
+    from statestore.operations.in_use import ExclusiveUse
     from statestore.operations.result import Progress
     from statestore.operations.trial.record import Record
 
@@ -99,14 +101,15 @@ def replace_by_branch(
         of_branch = stack.enter_context(exclusive_use(source, PROMOTE))
         require_unchanged(io, directory, record)
         if record.state is State.PROMOTING and unfinished_operation(there, path) in _BETWEEN:
-            stack.enter_context(exclusive_directory(there, path, PROMOTE, clock=place.clock))
+            lease = exclusive_directory(there, path, PROMOTE, clock=place.clock)
+            use = stack.enter_context(lease)
             if unfinished_operation(there, path) not in _BETWEEN:  # somebody was quicker
                 raise InUseError(
                     "a drop of the trial has put the old back meanwhile",
                     checkpoint=place.uri,
                     to_fix="drop the trial again, to end that; or try the code again",
                 )
-            mark_unfinished(there, path, PROMOTE)
+            mark_unfinished(GuardedFileIO(there, use.require_held), path, PROMOTE)
         elif _is_replaced(branch, _read(io, history), _read(there, history_path(path))):
             return write_record(io, directory, record, state=State.PROMOTED)
         else:
@@ -123,9 +126,8 @@ def replace_by_branch(
             )
             before = _read(there, history_path(path)) or b""
             write_bytes(io, history, before, overwrite=True)
-            use.require_held()
-            mark_unfinished(there, path, PROMOTE)
-        _fill(record, place, branch, read_bytes(io, history), PROMOTE, progress)
+            mark_unfinished(GuardedFileIO(there, use.require_held), path, PROMOTE)
+        _fill(record, place, branch, read_bytes(io, history), PROMOTE, use, progress)
         return write_record(io, directory, record, state=State.PROMOTED)
 
 
@@ -161,11 +163,12 @@ def put_back(record: Record, place: Place, savepoint: Place, history: bytes) -> 
         if unfinished_operation(there, path) not in _BETWEEN:
             return
         find_version(stack.enter_context(open_checkpoint(savepoint)))
-        stack.enter_context(exclusive_directory(there, path, _PUT_BACK, clock=place.clock))
+        lease = exclusive_directory(there, path, _PUT_BACK, clock=place.clock)
+        use = stack.enter_context(lease)
         if unfinished_operation(there, path) not in _BETWEEN:  # a promote has ended meanwhile
             return
-        mark_unfinished(there, path, _PUT_BACK)
-        _fill(record, place, savepoint, history, _PUT_BACK, no_progress)
+        mark_unfinished(GuardedFileIO(there, use.require_held), path, _PUT_BACK)
+        _fill(record, place, savepoint, history, _PUT_BACK, use, no_progress)
 
 
 def _keep(
@@ -208,7 +211,13 @@ def _lineages(checkpoint: OpenCheckpoint, version: int) -> dict[StoreName, str]:
 
 
 def _fill(
-    record: Record, place: Place, of: Place, history: bytes, operation: str, progress: Progress
+    record: Record,
+    place: Place,
+    of: Place,
+    history: bytes,
+    operation: str,
+    use: ExclusiveUse,
+    progress: Progress,
 ) -> None:
     """Make a checkpoint anew that says it is begun, of a branch or a savepoint."""
     with open_checkpoint(of) as source, ExitStack() as stack:
@@ -229,7 +238,8 @@ def _fill(
 
         passing = Linked.between(source, place)
         copy = same_shape(operation, version, place, passing, becomes, query_id=record.query_id)
-        replace(copy, files={history_path("")[1:]: history}).run(progress)
+        files = {history_path("")[1:]: history}
+        replace(copy, files=files, ask=use.require_held).run(progress)
 
 
 def _is_replaced(branch: Place, before: bytes | None, now: bytes | None) -> bool:
