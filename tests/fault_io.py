@@ -129,9 +129,9 @@ class FaultFileIO:
         """See TreeFileIO."""
         self._run("delete_tree", directory, lambda: self.inner.delete_tree(directory, ask))
 
-    def shares(self, other: FileIO) -> bool:
+    def shares(self, other: FileIO, path: str, new_path: str) -> bool:
         """See TreeFileIO."""
-        return other is self or self.inner.shares(other)
+        return self.inner.shares(self.inner if other is self else other, path, new_path)
 
     def link(self, path: str, new_path: str, *, sync: bool) -> None:
         """See TreeFileIO."""

@@ -187,8 +187,14 @@ class TreeFileIO(FileIO, Protocol):
         """
         ...
 
-    def shares(self, other: FileIO) -> bool:
-        """Return whether a file of another storage can be linked as one of this."""
+    def shares(self, other: FileIO, path: str, new_path: str) -> bool:
+        """Return whether a file of another storage can be linked as one of this.
+
+        Args:
+            other: The other storage.
+            path: The file there, or a directory above it.
+            new_path: Where it shall appear here, or a directory above it; it need not be there.
+        """
         ...
 
     def link(self, path: str, new_path: str, *, sync: bool) -> None:

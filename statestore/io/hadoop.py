@@ -233,7 +233,7 @@ class HadoopFileIO:
         ask()
         self._ask("delete a directory", "delete_tree", directory)
 
-    def shares(self, other: FileIO) -> bool:
+    def shares(self, other: FileIO, path: str, new_path: str) -> bool:  # noqa: ARG002
         """See TreeFileIO."""
         return isinstance(other, HadoopFileIO) and other.identity == self.identity
 

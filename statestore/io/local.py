@@ -251,9 +251,9 @@ class LocalFileIO:
                 if not os.path.isdir(directory):
                     return
 
-    def shares(self, other: FileIO) -> bool:
-        """See TreeFileIO."""
-        return isinstance(other, LocalFileIO)
+    def shares(self, other: FileIO, path: str, new_path: str) -> bool:
+        """See TreeFileIO; where both are on one file system."""
+        return isinstance(other, LocalFileIO) and _device(path) == _device(new_path)
 
     def link(self, path: str, new_path: str, *, sync: bool) -> None:
         """See TreeFileIO; a hard link, or a copy where the file system has none."""
@@ -294,6 +294,17 @@ class LocalFileIO:
         finally:
             os.close(descriptor)
         return self._clock.elapsed_ms() - start_ms
+
+
+def _device(path: str) -> int:
+    """Return the file system that a path is on, or will be when it is made."""
+    while True:
+        try:
+            return os.stat(path).st_dev
+        except OSError:
+            if path in ("", "/"):
+                raise
+            path = os.path.dirname(path)
 
 
 def _move(source: str, path: str, *, overwrite: bool) -> None:

@@ -141,7 +141,7 @@ class MemoryFileIO:
             ask()
             self.delete_files(directory, batch)
 
-    def shares(self, other: FileIO) -> bool:
+    def shares(self, other: FileIO, path: str, new_path: str) -> bool:  # noqa: ARG002
         """See TreeFileIO."""
         return other is self
 

@@ -55,8 +55,8 @@ def copy_file(source: FileIO, path: str, target: NewDirectory, new_path: str) ->
 
 
 def link_file(source: FileIO, path: str, target: NewDirectory, new_path: str) -> None:
-    """Let a file appear in a directory of the same storage; errors as `copy_file`."""
-    if not target.io.shares(source):
+    """Let a file appear in a directory, by a link where the storages share; as `copy_file`."""
+    if not target.io.shares(source, path, new_path):
         copy_file(source, path, target, new_path)
         return
     target.io.make_directory(posixpath.dirname(new_path))

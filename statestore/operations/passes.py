@@ -181,14 +181,23 @@ class Linked(Copied):
     is_moved: bool = False
 
     @classmethod
-    def between(cls, source: OpenCheckpoint, target: Place, *, is_moved: bool = False) -> Linked:
+    def between(
+        cls, source: OpenCheckpoint, target: Place, *, state_uri: str = "", is_moved: bool = False
+    ) -> Linked:
         """Return the pass from a checkpoint's state to a new directory; nothing is written.
+
+        Args:
+            source: The checkpoint.
+            target: The new directory.
+            state_uri: As of `Copy`.
+            is_moved: Whether the checkpoint is deleted afterwards.
 
         Raises:
             InvalidArgumentError, StorageError: As `Place.open`.
         """
         with tempfile.TemporaryDirectory(dir=source.scratch_directory) as work:
-            return cls(target.open(work)[0].shares(source.state_io), is_moved)
+            io, path = target.open_other(state_uri, work) if state_uri else target.open(work)
+            return cls(io.shares(source.state_io, source.state_root, path), is_moved)
 
     @property
     def words(self) -> str:

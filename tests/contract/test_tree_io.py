@@ -88,5 +88,5 @@ def test_linked_file_outlives_the_first_and_replaces_none(place):
     assert io.read_tail(f"{root}/b/a", 9) == (b"bytes", 5)
     io.delete(f"{root}/a")
     assert io.read_tail(f"{root}/b/a", 9) == (b"bytes", 5)
-    assert io.shares(io)
-    assert not io.shares(MemoryFileIO(root))
+    assert io.shares(io, f"{root}/a", f"{root}/b/c")
+    assert not io.shares(MemoryFileIO(root), f"{root}/a", f"{root}/b/c")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from tests.checkpoints import (
     read_rows,
     restore,
 )
+from tests.damaged import flip
 from tests.seams import at, place_of
 
 FORMS = ("canonical", "native")
@@ -329,6 +331,57 @@ def test_branch_shares_files_and_harms_nobody(tmp_path):
     shutil.rmtree(tmp_path / "branch")
     with open_checkpoint(place_of(query.path)) as checkpoint:
         assert len(checkpoint.heads(4)) == 4
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """A directory on another local file system."""
+    shared_memory = Path("/dev/shm")  # noqa: S108
+    if not shared_memory.is_dir() or shared_memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("no second local file system here")
+    with tempfile.TemporaryDirectory(dir=shared_memory) as directory:
+        yield Path(directory)
+
+
+def test_between_two_local_file_systems_files_are_copied_and_the_plan_says_so(tmp_path, elsewhere):
+    """Catches a plan of 0 bytes for what is copied whole."""
+    query = make_query(tmp_path / "query", 1, num_partitions=1)
+    at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint", form="native")
+
+    branch = Checkpoint(query.path).branch(elsewhere / "branch", dry_run=True)
+    claim = Savepoint(tmp_path / "savepoint").restore(elsewhere / "new", claim=True, dry_run=True)
+    here = Checkpoint(query.path).branch(tmp_path / "branch", dry_run=True)
+
+    assert (branch.state_files, claim.state_files, here.state_files) == (
+        "copied", "moved", "shared",
+    )  # fmt: skip
+    assert branch.copied_bytes == claim.copied_bytes == here.state_bytes > 0
+    assert here.copied_bytes == 0
+    restore(tmp_path / "savepoint", elsewhere / "new", claim=True)
+    assert read_rows(elsewhere / "new") == query.expected()
+
+
+@pytest.mark.parametrize("is_state_elsewhere", [False, True])
+def test_damaged_savepoint_is_not_claimed_to_another_local_file_system(
+    tmp_path, elsewhere, is_state_elsewhere
+):
+    """Catches a savepoint that is deleted, of which one file came over damaged."""
+    query = make_query(tmp_path / "query", 1, num_partitions=1)
+    savepoint = tmp_path / "savepoint"
+    at(query.path, options=OPTIONS).savepoint(savepoint, form="native")
+    state = savepoint / "state"
+    if is_state_elsewhere:
+        shutil.move(state, elsewhere / "state")
+        state.symlink_to(elsewhere / "state")
+        target = tmp_path / "new"
+    else:
+        target = elsewhere / "new"
+    flip(next(iter(sorted(state.glob("0/0/1.*")))))
+
+    with pytest.raises(CorruptionError):
+        restore(savepoint, target, claim=True)
+
+    assert (savepoint / "metadata").exists()
 
 
 def test_every_storage_to_every_other(tmp_path, s3_server, bucket):

@@ -86,7 +86,9 @@ def decide_restore(
         and to_partitions == version.num_partitions
         and all(old == new for old, new in kept.kept.items())
     )
-    as_is = Linked.between(source, target, is_moved=True) if claims else Copied()
+    as_is: Pass = Copied()
+    if claims:
+        as_is = Linked.between(source, target, state_uri=elsewhere, is_moved=True)
     passes = _passes_of(
         _by_store(states.values(), kept.kept),
         version,
