@@ -59,3 +59,26 @@ def test_fault_at_every_step_leaves_a_certificate_of_what_was_begun(tmp_path):
         assert state == paths_in(document["written"], copy)
     # The lease is taken before the certificate, and dropped behind it.
     assert {None, "begun"} <= statuses
+
+
+def test_certificate_that_is_completed_counts_the_rows_of_the_version_that_it_names(tmp_path):
+    """Catches counts of a call that deleted nothing, beside the version of the one that did."""
+    made = make(tmp_path, operators=KEYED, num_partitions=2)
+    keys = pa.table({"key.k": [KEY]})
+    file = tmp_path / "certificate.json"
+    io = FaultFileIO(LocalFileIO())
+    io.arm(Fault(0, happens=False, calls=("publish",)))
+    with suppress(StorageError):
+        at(made.path, io=io).forget(keys=keys, certificate=file)
+    begun = json.loads(file.read_text())
+    end_process(made.path)
+    made.run_batch({KEY: 9, 1000: 1, 1001: 1})
+
+    done = Checkpoint(made.path).forget(keys=keys, certificate=file)
+
+    document = json.loads(file.read_text())
+    counts = ("version", "num_rows", "num_rows_before", "num_rows_of_files")
+    assert begun["status"] == "begun"
+    assert [document[name] for name in counts] == [getattr(done, name) for name in counts]
+    assert document["num_rows_before"] == begun["num_rows_before"] + 2
+    assert document["num_rows_of_files"] == begun["num_rows_of_files"] + 1

@@ -250,19 +250,27 @@ class Forgetting:
             self.certificate.write(certificate)
 
     def _described(self) -> Certificate:
-        """Return the certificate but for the files; of an earlier call that began with it."""
+        """Return the certificate but for the files; of an earlier call that began with it.
+
+        Where that call let no version count, its rows are those of another version.
+        """
         begun = self._begun
+        counts: dict[str, Any] = {
+            "num_rows": self._num_rows,
+            "num_rows_before": self._num_rows_before,
+            "num_rows_of_files": sum(self.found.values()),
+        }
         now: dict[str, Any] = who_and_when(self.checkpoint.clock.now_ms())
         if begun is None:
             begun = Begun(
                 removed=(),
-                num_rows=self._num_rows,
-                num_rows_before=self._num_rows_before,
-                num_rows_of_files=sum(self.found.values()),
                 version=self._batch.batch + 1,
                 fingerprints=Fingerprints.make(spelled(self.wanted)),
                 who=now,
+                **counts,
             )
+        elif self._num_rows:
+            begun = replace(begun, **counts)
         return Certificate(
             status="begun",
             checkpoint=self.checkpoint.uri,
