@@ -1,4 +1,4 @@
-"""An undo that stands still just before an entry of a log goes takes none from a query."""
+"""An undo or a repair that stands still before an entry of a log goes takes none from a query."""
 
 import pytest
 
@@ -44,3 +44,25 @@ def test_entry_of_a_log_comes_back_when_the_lease_was_lost_while_it_went(tmp_pat
     checkpoint.undo_rescale()
     assert checkpoint.info.num_partitions == 2
     assert read_rows("/query", io) == query.expected()
+
+
+@pytest.mark.parametrize("log", ["commits", "offsets"])
+def test_entry_that_a_repair_sets_aside_comes_back_when_the_lease_was_lost(tmp_path, log):
+    """Catches a batch of a query that started in between, of which the entry is set aside."""
+    clock = ManualClock(1_000_000_000)
+    io = StandsStill(str(tmp_path), clock)
+    query = query_of("/query", io=io, num_partitions=1, clock=clock)
+    for number in range(4):
+        query.run_batch({f"key-{key}": f"{number}" for key in range(20)})
+    (damaged,) = (path for path in io.paths() if path.endswith("/3.delta.arrows"))
+    io.write(damaged, io.read(damaged)[:-9], sync=False, overwrite=True)
+    entry = io.read(f"/query/{log}/3")
+    io.path = f"/query/{log}/3"
+    checkpoint = at("/query", options=OPTIONS, io=io, clock=clock)
+
+    with pytest.raises(InUseError):
+        checkpoint.repair()
+
+    assert io.read(f"/query/{log}/3") == entry
+    io.path = ""
+    assert checkpoint.repair().version == 2

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from statestore.operations.batches import BatchKind
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.result import Progress
+    from statestore.operations.step import Step
     from statestore.operations.upkeep.verification import Finding
 
 ASIDE = "statestore-repair"
@@ -136,12 +137,12 @@ def repair(
         one.to_version = found.version
         # Newest first, commits before offsets: whatever is left at a kill are logs without a gap.
         for batch in reversed(found.uncommits):
-            _set_aside(checkpoint.commits, batch, found.aside)
+            _set_aside(one, checkpoint.commits, batch, found.aside)
         num_partitions = checkpoint.num_partitions_at(found.version)
         if found.unplans:
             one.write_num_partitions(num_partitions, found.version)
         for batch in reversed(found.unplans):
-            _set_aside(checkpoint.offsets, batch, found.aside)
+            _set_aside(one, checkpoint.offsets, batch, found.aside)
         one.result |= {
             "uncommits": list(found.uncommits),
             "unplans": list(found.unplans),
@@ -263,7 +264,7 @@ def _try_read(log: QueryLog, batch: int, directory: str) -> bytes | None:
         return None
 
 
-def _set_aside(log: QueryLog, batch: int, directory: str) -> None:
+def _set_aside(one: Step, log: QueryLog, batch: int, directory: str) -> None:
     path = _aside_path(log, batch, directory)
     write_bytes(log.io, path, read_bytes(log.io, log.path(batch)), overwrite=True)
-    log.delete(batch)
+    one.take_back(log.name, batch)
