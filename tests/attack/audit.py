@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from numpy.random import default_rng
+
 from statestore import Checkpoint, StateStoreError
+from statestore.core.text import to_json
 from statestore.operations.reading.tables import quoted
 from tests.lives import ProblemError
 
@@ -67,6 +72,8 @@ def audit(world: World, directory: Directory, rng: Generator | None = None) -> i
         num_rows += _compare(world, directory, state, at)
         if chance[2] > 0.7:
             num_rows += _compare_by_sql(world, directory, state, at, rng)
+        if rng is not None and chance[1] > 0.6:
+            _compare_by_key(world, directory, state, at, default_rng(int(chance[1] * 2**32)))
     which: Any = "all" if chance[1] < 0.3 else None
     found = Checkpoint(directory.path).verify(versions=which, deep=True)
     require(not found.findings, "verify finds damage", found.describe())
@@ -117,6 +124,33 @@ def _compare_by_sql(
         wrong = difference(*rows)
         require(not wrong, "SQL selects other rows", f"{directory.path}, {table}{where}:\n{wrong}")
     return sum(map(len, state.values()))
+
+
+def _compare_by_key(
+    world: World, directory: Directory, state: State, version: int | None, rng: Generator
+) -> None:
+    """Find rows by all or some columns of a key, from Python and as the command line prints it."""
+    for family in world.operator.families:
+        rows, names = state[family.name], list(dict.fromkeys(one.path[0] for one in family.keys))
+        if not rows or not names:
+            continue
+        key = [*rows][rng.integers(len(rows))]
+        given = names[: rng.integers(1, len(names) + 1)]
+        values = [column[0].as_py() for column in family.key_columns(key)[: len(given)]]
+        places = [at for at, one in enumerate(family.keys) if one.path[0] in given]
+        expected = {
+            other: value
+            for other, value in rows.items()
+            if all(other[at] == key[at] for at in places)
+        }
+        it = Checkpoint(directory.path).rows(family.address, version=version)
+        for typed in (values, json.loads(to_json(values), parse_float=Decimal)):
+            try:
+                wrong = difference(family.rows_of(it.find(typed)), expected)
+            except StateStoreError as error:
+                wrong = str(error)
+            where = f"{directory.path}, {family.name}, version {version}, {typed}"
+            require(not wrong, "a key finds other rows", f"{where}:\n{wrong}")
 
 
 def _compare_in_spark(world: World, directory: Directory) -> int:

@@ -87,6 +87,10 @@ class Family:
             ways.append(self.variable)
         return ways[rng.integers(len(ways))]
 
+    def key_columns(self, key: Key) -> list[pa.Array[Any]]:
+        """Return the columns of a key as Spark has them, each with its one value."""
+        return list(_fields([key], self.keys).values())
+
     def read(self, path: Path | str, version: int | None = None, where: str | None = None) -> Rows:
         """Return its rows in a checkpoint or savepoint.
 

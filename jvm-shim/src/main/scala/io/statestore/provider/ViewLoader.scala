@@ -22,7 +22,6 @@ private[statestore] abstract class ViewLoader(context: StoreContext) {
       counters: HandleCounters): WorkingView = counters.timed(StoreMetrics.LoadMs) {
     val request = context.request("load")
     request.put("version", version).put("checkpoint_id", checkpointId.orNull)
-    request.put("checkpoint_format", context.checkpointFormat)
     context.numPartitions match {
       case Some(n) => request.put("num_partitions", n)
       case None => request.putNull("num_partitions")

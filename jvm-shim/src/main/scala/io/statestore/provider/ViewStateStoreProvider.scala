@@ -401,7 +401,6 @@ abstract class ViewStateStoreProvider(backend: String)
         val request: ObjectNode = context.request("maintain")
         request.put("version", version)
         request.put("checkpoint_id", checkpointId)
-        request.put("checkpoint_format", context.checkpointFormat)
         request.put("snapshot", what == "snapshot").put("cleanup", what == "cleanup")
         // Snapshots of all stores take turns: an engine with many of them does not hang.
         request.put("wait_ms", context.options.engineCallTimeoutMs / 2)
