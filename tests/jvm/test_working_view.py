@@ -247,6 +247,18 @@ def test_list_longer_than_the_budget_is_spilled_as_it_grows(classes: Path) -> No
 
 
 @pytest.mark.timeout(240)
+def test_many_lists_are_spilled_in_a_time_that_goes_by_their_number(classes: Path) -> None:
+    """Catches a spill that goes over all lists for each of them: a task that is silent for minutes.
+
+    Nothing is timed: that it ends says it. Such a spill takes longer than a check may.
+    """
+    shown = run_java(classes, "view.ListHeapCheck", "many", str(32 << 20), "400000", "1")
+
+    counts = dict(pair.split("=") for pair in shown.split())
+    assert int(counts["runs"]) > 0, "the run proved nothing about spilling"
+
+
+@pytest.mark.timeout(240)
 def test_memory_that_was_freed_is_there_again_whatever_its_sizes(
     classes: Path, pytestconfig: pytest.Config
 ) -> None:

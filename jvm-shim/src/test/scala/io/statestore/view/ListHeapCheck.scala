@@ -13,7 +13,7 @@ import org.apache.spark.sql.types.{BinaryType, LongType, StructType}
  * Appends rows to a list, one by one, while state is read in several ways; prints what the heap
  * holds of the writes, what the overlay counts of it, and the bytes of the rows. With a budget, it
  * prints the most that was held. With `values`, a row of a map is put anew each time, in place of
- * the list that grows.
+ * the list that grows. With `many`, there are many lists of short rows.
  */
 object ListHeapCheck {
   private val valueSchema = new StructType().add("v", BinaryType)
@@ -122,6 +122,8 @@ object ListHeapCheck {
 
   def main(args: Array[String]): Unit = if (args(0) == "budget") {
     spill(args(1).toLong)
+  } else if (args(0) == "many") {
+    spillMany(args(1).toLong, args(2).toInt, args(3).toInt)
   } else if (args(0) == "values") {
     readers.foreach { case (name, each) =>
       println(s"$name counted=${putAnew(each)} payload=${numPuts * rowBytes}")
@@ -160,6 +162,24 @@ object ListHeapCheck {
     }
     store.check((1 to rows).iterator)
     println(s"most=$most scratch=$scratchFiles payload=${rows.toLong * rowBytes}")
+  }
+
+  /** Appends a short row to each of many lists in turn, several times. */
+  private def spillMany(budgetBytes: Long, numLists: Int, numRows: Int): Unit = {
+    def key(number: Int) = toKey(InternalRow(3L, number.toLong))
+    def value(number: Int) = toValue(InternalRow(Array[Byte](number.toByte))).copy()
+    val store = new Store(budgetBytes)
+    val before = usedHeap()
+    for (round <- 1 to numRows; number <- 1 to numLists) {
+      val rows = Iterator.single(value(number + round))
+      store.lists.putValues(key(number), rows, append = true)
+    }
+    val held = usedHeap() - before
+    (1 to numLists).foreach { number =>
+      val expected = (1 to numRows).map(round => value(number + round))
+      require(store.lists.values(key(number)).toSeq == expected, s"key $number")
+    }
+    println(s"held=$held counted=${store.overlay.heapBytes} runs=${store.overlay.numRuns}")
   }
 
   private def row(number: Int): UnsafeRow = {
