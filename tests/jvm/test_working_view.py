@@ -259,6 +259,25 @@ def test_many_lists_are_spilled_in_a_time_that_goes_by_their_number(classes: Pat
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize(("lists", "rows"), [(100_000, 1), (5_000, 40)])
+def test_lists_that_were_spilled_are_off_the_heap(classes: Path, lists: int, rows: int) -> None:
+    """Catches what each list keeps on the heap once its bytes are on disk: with millions of short
+    lists more than the budget, which does not see it.
+
+    What is left goes by the keys: their index and order, at most 40 bytes each.
+    """
+    budget = 2 << 20
+    for overlay_bytes in (1 << 40, budget):
+        arguments = (str(overlay_bytes), str(lists), str(rows))
+        shown = run_java(classes, "view.ListHeapCheck", "many", *arguments)
+        held, counted, runs = (int(pair.partition("=")[2]) for pair in shown.split())
+        assert 0.8 * held <= counted <= 1.25 * held, shown
+
+    assert runs > 1, "the run proved nothing about spilling"
+    assert held <= 1.5 * budget + 40 * lists, shown
+
+
+@pytest.mark.timeout(240)
 def test_memory_that_was_freed_is_there_again_whatever_its_sizes(
     classes: Path, pytestconfig: pytest.Config
 ) -> None:

@@ -27,11 +27,12 @@ import org.apache.spark.unsafe.Platform
  * holds goes by its keys, not by its writes. The list of a key of a multi-value family is beside
  * its record and grows in place: who reads it remembers its length.
  *
- * When the heap bytes pass the overlay's share of `budgetBytes`, what lists have on the heap moves
- * to a memory-mapped scratch file (unlinked at once: no file outlives the process) and the records
- * move, sorted, to a run in another one, while the index stays on the heap; reads find both as
- * before, and the commit merges the runs. `free` gives the disk its space back: left to the garbage
- * collector, the files of many batches would be there at once.
+ * When the heap bytes pass the overlay's share of `budgetBytes`, the records move, sorted, to a run
+ * in a memory-mapped scratch file (unlinked at once: no file outlives the process), while the index
+ * stays on the heap. A short list becomes the value of its record there; what a longer one has on
+ * the heap moves to another file. Reads find all as before, and the commit merges the runs. `free`
+ * gives the disk its space back: left to the garbage collector, the files of many batches would be
+ * there at once.
  *
  * @param budgetBytes for all overlays of this JVM that hold writes together
  * @param byKey the order for the commit is by column family and key, not by key group first
@@ -200,10 +201,10 @@ private[statestore] final class Overlay(
     val sorted = sortHeapRecords()
     var from = 0
     while (from < sorted.length) {
-      var bytes = runBytes(sorted.address(from))
+      var bytes = runBytes(sorted, from)
       var until = from + 1
-      while (until < sorted.length && bytes + runBytes(sorted.address(until)) <= MaxRunBytes) {
-        bytes += runBytes(sorted.address(until))
+      while (until < sorted.length && bytes + runBytes(sorted, until) <= MaxRunBytes) {
+        bytes += runBytes(sorted, until)
         until += 1
       }
       spillRun(sorted, from, until, bytes)
@@ -213,27 +214,29 @@ private[statestore] final class Overlay(
     families.valuesIterator.foreach(_.spilled())
     deadBytes = 0L
     movedUntil = pages.end // what is on disk stays as it is
-    keptBytes = pages.heldBytes
+    keptBytes = pages.heldBytes + listBytes
   }
 
-  /** Moves what lists have on the heap; the records that name them move as all do. */
+  /** Moves what long lists have on the heap; the records that name them move as all do. */
   private def spillLists(): Unit = {
-    val lists = families.valuesIterator.flatMap(_.currentLists).filter(_.unspilledBytes > 0).toArray
+    val lists = families.valuesIterator.flatMap(_.currentLists)
+      .filter(list => !list.isShort && list.unspilledBytes > 0).toArray
     var from = 0
     while (from < lists.length) {
-      var bytes = lists(from).unspilledBytes.toLong
+      var bytes = lists(from).bytesToSpill.toLong
       var until = from + 1
-      while (until < lists.length && bytes + lists(until).unspilledBytes <= MaxRunBytes) {
-        bytes += lists(until).unspilledBytes
+      while (until < lists.length && bytes + lists(until).bytesToSpill <= MaxRunBytes) {
+        bytes += lists(until).bytesToSpill
         until += 1
       }
       val mapped = mapScratch(bytes)
       mappings += mapped
       var at = MemoryUtil.getByteBufferAddress(mapped)
       lists.slice(from, until).foreach { list =>
-        val length = list.unspilledBytes
-        listBytes -= list.heapBytes
+        val length = list.bytesToSpill
+        val before = list.heapBytes
         list.spillTo(at)
+        listBytes += list.heapBytes - before
         at += length
       }
       from = until
@@ -241,7 +244,13 @@ private[statestore] final class Overlay(
   }
 
   /** Bytes of a record in a run, with its prefix. */
-  private def runBytes(address: Int): Long = 8L + (pages.units(address).toLong << 3)
+  private def runBytes(sorted: SortedRecords, i: Int): Long = {
+    val address = sorted.address(i)
+    val list = familyOf(sorted.prefix(i)).listToStore(address)
+    val units =
+      if (list == null) pages.units(address) else unitsOf(pages.keyLength(address), list.length)
+    8L + (units.toLong << 3)
+  }
 
   private def spillRun(sorted: SortedRecords, from: Int, until: Int, bytes: Long): Unit = {
     val mapped = mapScratch(bytes)
@@ -252,15 +261,30 @@ private[statestore] final class Overlay(
     var i = from
     while (i < until) {
       val old = sorted.address(i)
-      val bytes = pages.units(old) << 3
+      val family = familyOf(sorted.prefix(i))
       Platform.putLong(null, at, sorted.prefix(i).toLong)
-      val address = first + ((at + 8 - memory) >>> 3).toInt
-      copyBytes(pages.base(old), pages.offset(old), null, at + 8, bytes)
-      familyOf(sorted.prefix(i)).moved(old, address)
-      at += 8L + bytes
+      at += 8L
+      val address = first + ((at - memory) >>> 3).toInt
+      val list = family.listToStore(old)
+      if (list == null) {
+        copyBytes(pages.base(old), pages.offset(old), null, at, pages.units(old) << 3)
+      } else {
+        family.dropList(old)
+        storeList(old, list, at)
+      }
+      family.moved(old, address)
+      at += pages.units(address).toLong << 3
       i += 1
     }
     runs += new Run(first, until - from)
+  }
+
+  /** Writes a record with the bytes of its list; the file has zeros behind them. */
+  private def storeList(address: Int, list: ValueBuffer, at: Long): Unit = {
+    val base = pages.base(address)
+    val flags = pages.flags(address) & ~Listed
+    list.spillTo(writeHead(
+      null, at, flags, base, pages.keyOffset(address), pages.keyLength(address), list.length))
   }
 
   private def mapScratch(bytes: Long): MappedByteBuffer = {

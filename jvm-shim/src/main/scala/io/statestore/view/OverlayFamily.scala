@@ -33,10 +33,10 @@ private[statestore] final class OverlayFamily(
 
   private var shownUntil = 0L // a scan may have any record before this address
 
-  // Of a multi-value family: a record that is no delete has a place in it as its value. Null where
-  // the record was replaced.
+  // Of a multi-value family: a record that is `Listed` has a place in it as its value. Null where
+  // the record was replaced, or was spilled with the bytes of its list.
   private val lists = mutable.ArrayBuffer.empty[ValueBuffer]
-  private val freePlaces = new java.util.ArrayDeque[Integer]
+  private var freePlaces = new java.util.ArrayDeque[Integer]
 
   def isEmpty: Boolean = table.isEmpty
 
@@ -123,20 +123,29 @@ private[statestore] final class OverlayFamily(
       values: Iterator[UnsafeRow]): Unit = {
     val slot = table.find(key.base, key.at, key.length, hash)
     val old = if (slot < 0) 0 else table.addressAt(slot)
-    if (op == Merge && old != 0 && (pages.flags(old) & OpMask) != Delete) {
+    val isAppended = op == Merge && old != 0 && (pages.flags(old) & OpMask) != Delete
+    if (isAppended && hasList(old)) {
       val list = listOf(old)
       val before = list.heapBytes
       values.foreach(list.append)
       overlay.listsGrew(list.heapBytes - before)
       overlay.afterWrite()
     } else {
-      val list = new ValueBuffer(family, key.length)
+      val list =
+        if (isAppended) {
+          new ValueBuffer(family, key.length, pages.valueOffset(old), pages.valueLength(old))
+        } else {
+          new ValueBuffer(family, key.length)
+        }
       values.foreach(list.append)
       overlay.listsGrew(list.heapBytes)
       val place = Array[Int](placeFor(list))
-      val newOp = if (op == Merge && old == 0) Merge else Put
+      val newOp =
+        if (isAppended) pages.flags(old)
+        else if (op == Merge && old == 0) Merge
+        else Put
       store(row, slot, hash, pages.append(
-        newOp, key.base, key.at, key.length, place, Platform.INT_ARRAY_OFFSET.toLong, 4))
+        newOp | Listed, key.base, key.at, key.length, place, Platform.INT_ARRAY_OFFSET.toLong, 4))
     }
   }
 
@@ -150,8 +159,19 @@ private[statestore] final class OverlayFamily(
     if (hasList(address)) lists(placeOf(address)).show(ref)
     else ref.set(pages.base(address), pages.valueOffset(address), pages.valueLength(address))
 
-  private def hasList(address: Int): Boolean =
-    family.multiValues && (pages.flags(address) & OpMask) != Delete
+  /** The list that a spill writes into the record on the heap, null where that stays as it is. */
+  def listToStore(address: Int): ValueBuffer = {
+    val list = listOf(address)
+    if (list != null && list.isShort) list else null
+  }
+
+  /** The record of a list is replaced; a scan that began before has the list. */
+  def dropList(address: Int): Unit = {
+    overlay.listsGrew(-listOf(address).heapBytes)
+    lists(placeOf(address)) = null
+  }
+
+  private def hasList(address: Int): Boolean = (pages.flags(address) & Listed) != 0
 
   private def placeOf(address: Int): Int =
     Platform.getInt(pages.base(address), pages.valueOffset(address))
@@ -195,6 +215,10 @@ private[statestore] final class OverlayFamily(
   def spilled(): Unit = {
     used = 0
     replaced = false
+    lists.takeInPlace(lists.lastIndexWhere(_ != null) + 1)
+    lists.trimToSize()
+    freePlaces = new java.util.ArrayDeque
+    lists.indices.filter(lists(_) == null).foreach(freePlaces.push(_))
   }
 
   /** A record stands for its key no more. */
@@ -204,8 +228,7 @@ private[statestore] final class OverlayFamily(
       overlay.replaced(old)
     }
     if (hasList(old)) {
-      overlay.listsGrew(-listOf(old).heapBytes)
-      lists(placeOf(old)) = null // a scan that began before has it
+      dropList(old)
       freePlaces.push(placeOf(old))
     }
   }

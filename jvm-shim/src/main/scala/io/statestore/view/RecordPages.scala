@@ -106,10 +106,8 @@ private[statestore] final class RecordPages(outside: OffHeapMemory = null) {
     val address = allocate(size)
     val page = base(address)
     val at = offset(address)
-    Platform.putInt(page, at, keyLen | flags)
-    Platform.putInt(page, at + 4, valueLen)
-    copyPadded(keyBase, keyAt, page, at + HeaderBytes, keyLen)
-    copyPadded(valueBase, valueAt, page, at + HeaderBytes + padded(keyLen), valueLen)
+    val to = writeHead(page, at, flags, keyBase, keyAt, keyLen, valueLen)
+    copyPadded(valueBase, valueAt, page, to, valueLen)
     address
   }
 
@@ -369,6 +367,9 @@ private[statestore] object RecordPages {
   val Merge: Int = 2 << 28
   val OpMask: Int = 3 << 28
 
+  /** In an overlay: the value is the place of a list. */
+  val Listed: Int = 1 << 30
+
   /** In the committed view: not part of the current version. */
   val Dead: Int = 1 << 31
 
@@ -376,6 +377,21 @@ private[statestore] object RecordPages {
 
   @inline def unitsOf(keyLen: Int, valueLen: Int): Int =
     1 + ((padded(keyLen) + padded(valueLen)) >>> 3)
+
+  /** Writes a record but for its value, and returns where that goes. */
+  def writeHead(
+      to: AnyRef,
+      at: Long,
+      flags: Int,
+      keyBase: AnyRef,
+      keyAt: Long,
+      keyLen: Int,
+      valueLen: Int): Long = {
+    Platform.putInt(to, at, keyLen | flags)
+    Platform.putInt(to, at + 4, valueLen)
+    copyPadded(keyBase, keyAt, to, at + HeaderBytes, keyLen)
+    at + HeaderBytes + padded(keyLen)
+  }
 
   private def copyPadded(from: AnyRef, fromAt: Long, to: AnyRef, toAt: Long, length: Int): Unit = {
     if ((length & 7) != 0) Platform.putLong(to, toAt + padded(length) - 8, 0L)

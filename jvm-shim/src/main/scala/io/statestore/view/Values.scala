@@ -24,12 +24,19 @@ private[statestore] final class BytesRef {
  * Entries once written never change, so a reader that remembers the length it saw keeps a snapshot.
  *
  * @param keyBytes of the key
+ * @param storedAt where its first entries are in mapped memory
  */
-private[statestore] final class ValueBuffer(family: ColumnFamily, keyBytes: Int) {
-  import ValueBuffer.{Empty, Spilled}
+private[statestore] final class ValueBuffer(
+    family: ColumnFamily,
+    keyBytes: Int,
+    storedAt: Long = 0L,
+    storedBytes: Int = 0) {
+  import ValueBuffer._
 
-  private var spilled = Vector.empty[Spilled]
-  private var spilledBytes = 0
+  // All but the last are at least `ShortBytes` long.
+  private var spilled =
+    if (storedBytes == 0) Vector.empty[Spilled] else Vector(Spilled(storedAt, storedBytes))
+  private var spilledBytes = storedBytes
   private var array = Empty
   private var used = 0
 
@@ -39,8 +46,15 @@ private[statestore] final class ValueBuffer(family: ColumnFamily, keyBytes: Int)
   /** Bytes of the entries on the heap. */
   def unspilledBytes: Int = used
 
-  /** Bytes held on the heap, with the room to grow. */
-  def heapBytes: Int = array.length
+  /** Whether a spill moves it into its record, and nothing of it stays on the heap. */
+  def isShort: Boolean = length < ShortBytes
+
+  /** Bytes that `spillTo` writes: those on the heap behind a last part that is short. */
+  def bytesToSpill: Int = used + shortPart
+
+  /** Bytes held on the heap, with the room to grow and the place in its family. */
+  def heapBytes: Int =
+    ListBytes + PartBytes * spilled.length + (if (array.length == 0) 0 else 16 + array.length)
 
   def append(row: UnsafeRow): Unit = {
     val size = row.getSizeInBytes
@@ -90,14 +104,22 @@ private[statestore] final class ValueBuffer(family: ColumnFamily, keyBytes: Int)
     }
   }
 
-  /** Moves the entries on the heap to mapped memory, which has room for them. */
+  /** Moves the entries on the heap to mapped memory, which has room for `bytesToSpill`. */
   def spillTo(at: Long): Unit = {
-    Platform.copyMemory(array, Platform.BYTE_ARRAY_OFFSET.toLong, null, at, used.toLong)
-    spilled :+= Spilled(at, used)
+    val before = shortPart
+    if (before > 0) {
+      Platform.copyMemory(null, spilled.last.at, null, at, before.toLong)
+      spilled = spilled.init
+    }
+    Platform.copyMemory(array, Platform.BYTE_ARRAY_OFFSET.toLong, null, at + before, used.toLong)
+    spilled :+= Spilled(at, before + used)
     spilledBytes += used
     array = Empty // readers keep the old one
     used = 0
   }
+
+  private def shortPart: Int =
+    if (spilled.isEmpty || spilled.last.length >= ShortBytes) 0 else spilled.last.length
 
   private def reserve(more: Int): Unit = {
     RowLimits.require(family, keyBytes, length.toLong + more)
@@ -113,6 +135,13 @@ private[statestore] final class ValueBuffer(family: ColumnFamily, keyBytes: Int)
 
 private object ValueBuffer {
   private val Empty = new Array[Byte](0)
+
+  // A part costs the heap about a hundred bytes; so much of it is written again with the next.
+  private val ShortBytes = 1024
+
+  // Of the JVM's objects, with compressed pointers; a place takes up to 8 of them.
+  private val ListBytes = 48
+  private val PartBytes = 64
 
   private final case class Spilled(at: Long, length: Int)
 }
