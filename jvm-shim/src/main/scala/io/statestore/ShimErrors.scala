@@ -2,6 +2,7 @@ package io.statestore
 
 import java.io.{File, IOException}
 import java.nio.channels.ClosedByInterruptException
+import java.util.Locale
 
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.provider.StoreContext
@@ -35,8 +36,20 @@ final class EngineUnavailableException(message: String, cause: Throwable = null)
 final class LocalDiskException(action: String, path: File, cause: Exception)
     extends RuntimeException(
       s"cannot $action: path=$path, error=${cause.getMessage}. " +
-        "To fix: free space on the local disk of the executor (spark.local.dir)",
+        s"To fix: ${LocalDiskException.fix(String.valueOf(cause.getMessage))}",
       cause)
+
+private object LocalDiskException {
+  private val NoSpace = Seq("no space left", "file too large", "quota")
+
+  /** What to do about a failure with this message, of Java's or of RocksDB's. */
+  def fix(message: String): String = {
+    val disk = "the local disk of the executor (spark.local.dir)"
+    if (NoSpace.exists(message.toLowerCase(Locale.ROOT).contains(_))) s"free space on $disk"
+    else if (message == "Map failed") "raise vm.max_map_count on the machine of the executor"
+    else s"look at $disk"
+  }
+}
 
 /**
  * The start of a query is refused: it asks for another number of state partitions than its
@@ -84,15 +97,27 @@ object ShimErrors {
     }
   }
 
-  /** Runs what writes a local file; that the disk is full or failed is a LocalDiskException. */
+  /**
+   * Runs what writes a local file. That the disk is full or failed is a LocalDiskException, that
+   * the directory of the file is gone an EngineUnavailableException.
+   */
   def onLocalDisk[T](action: String, path: File)(body: => T): T =
     try body
     catch {
       case e: ClosedByInterruptException => throw e // the task was killed
+      case e: IOException if !path.getParentFile.isDirectory =>
+        throw scratchGone(path.getParentFile, e)
       case e: IOException => throw new LocalDiskException(action, path, e)
       case e: RocksDBException if Option(e.getStatus).exists(_.getCode == Status.Code.IOError) =>
         throw new LocalDiskException(action, path, e)
     }
+
+  /** The error where somebody has removed the directory of the engines and their files. */
+  def scratchGone(directory: File, cause: Throwable = null): EngineUnavailableException =
+    new EngineUnavailableException(
+      s"the directory of the engines is gone: directory=$directory. To fix: set spark.local.dir " +
+        "to a directory that nothing cleans while the application runs, and start it again",
+      cause)
 
   /** Whether another attempt of the same version came in between. */
   def isFenced(cause: Throwable): Boolean = cause match {

@@ -29,11 +29,8 @@ private[engine] final class ScratchDirectory private (val path: File, lock: File
    *
    * @throws EngineUnavailableException it is gone
    */
-  def requirePresent(): Unit = if (!path.isDirectory) {
-    throw new io.statestore.EngineUnavailableException(
-      s"the directory of the engines is gone: directory=$path. To fix: set spark.local.dir to a " +
-        "directory that nothing cleans while the application runs, and start it again")
-  }
+  def requirePresent(): Unit =
+    if (!path.isDirectory) throw io.statestore.ShimErrors.scratchGone(path)
 
   /** Remove the directory with all that is in it. Never raises; can be called again. */
   def remove(): Unit = {

@@ -1,0 +1,31 @@
+package io.statestore.provider
+
+import java.io.{File, FileOutputStream, IOException}
+
+import scala.util.Try
+
+import io.statestore.ShimErrors
+
+/**
+ * Fails to write to the local disk in several ways. Run with a directory; prints what is raised,
+ * the last of it for a directory that was removed.
+ */
+object LocalDiskCheck {
+  private val failures = Seq(
+    new IOException("No space left on device"),
+    new IOException("Disk quota exceeded"),
+    new IOException("Map failed", new OutOfMemoryError("Map failed")),
+    new IOException("Input/output error"),
+    new IOException())
+
+  def main(args: Array[String]): Unit = {
+    val directory = new File(args(0), "scratch")
+    val file = new File(directory, "delta-1")
+    require(directory.mkdir())
+    failures.foreach(failure => show(ShimErrors.onLocalDisk("write", file)(throw failure)))
+    require(directory.delete())
+    show(ShimErrors.onLocalDisk("write", file)(new FileOutputStream(file)))
+  }
+
+  private def show(body: => Any): Unit = println(Try(body).failed.get)
+}
