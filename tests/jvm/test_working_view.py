@@ -355,11 +355,11 @@ def test_space_of_a_spill_is_given_back_with_its_batch(classes: Path, tmp_path: 
 @pytest.mark.timeout(240)
 def test_local_disk_that_fails_names_its_cause(classes: Path, tmp_path: Path) -> None:
     """Catches "free space" for a directory that was removed, for a disk that is damaged and for a
-    process that has no memory maps left.
+    process that has no memory maps left, and an interruption that is a failure of the store.
     """
     shown = run_java(classes, "provider.LocalDiskCheck", str(tmp_path))
 
-    *failures, gone = shown.splitlines()
+    *failures, gone, interruptions = shown.splitlines()
     disk = "the local disk of the executor (spark.local.dir)"
     look, free = f"look at {disk}", f"free space on {disk}"
     maps = "raise vm.max_map_count on the machine of the executor"
@@ -367,6 +367,7 @@ def test_local_disk_that_fails_names_its_cause(classes: Path, tmp_path: Path) ->
     assert all("LocalDiskException: cannot write: path=" in line for line in failures)
     assert f"the directory of the engines is gone: directory={tmp_path}/scratch. To fix: " in gone
     assert "set spark.local.dir to a directory that nothing cleans" in gone
+    assert interruptions == "ClosedByInterruptException ClosedByInterruptException"
 
 
 @pytest.mark.timeout(240)

@@ -131,7 +131,8 @@ object ShimErrors {
    * IllegalArgumentException.
    */
   def cannotLoad(backend: String, store: StateStoreId, cause: Throwable): Throwable = cause match {
-    case _: IllegalArgumentException | _: InterruptedException => cause
+    case _: IllegalArgumentException => cause
+    case _ if isInterruption(cause) => cause
     case spark: SparkThrowable if spark.getCondition != null => cause
     case reported: EngineReportedException =>
       val own = if (backend == "rocksdb") RocksDBConditions else Map.empty
@@ -139,6 +140,10 @@ object ShimErrors {
       raised(condition, parameters(store, reported), cause)
     case _ => raised(Uncategorized, Map.empty, cause)
   }
+
+  /** Whether it says that the task was killed, and nothing else. */
+  def isInterruption(cause: Throwable): Boolean =
+    cause.isInstanceOf[InterruptedException] || cause.isInstanceOf[ClosedByInterruptException]
 
   /** The error for a column family that is not laid out as the checkpoint's. */
   def schemaChanged(store: StateStoreId, stored: ColumnFamily, query: ColumnFamily): Throwable =
@@ -170,7 +175,7 @@ object ShimErrors {
 
   /** The error of a commit that failed: Spark's own for a state file not written. */
   def cannotCommit(store: StateStoreId, version: Long, cause: Throwable): Throwable = cause match {
-    case _: InterruptedException => cause
+    case _ if isInterruption(cause) => cause
     case _ =>
       raised(
         "CANNOT_WRITE_STATE_STORE.CANNOT_COMMIT",

@@ -384,7 +384,7 @@ abstract class ViewStateStoreProvider(backend: String)
       body
     }
     catch {
-      case NonFatal(e) =>
+      case NonFatal(e) if !ShimErrors.isInterruption(e) =>
         logWarning(s"state store was not loaded: store=${context.directory}, version=$version", e)
         if (e.isInstanceOf[DamagedViewException]) distrust()
         throw ShimErrors.cannotLoad(backend, context.storeId, e)

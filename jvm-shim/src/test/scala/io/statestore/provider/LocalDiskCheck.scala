@@ -1,14 +1,16 @@
 package io.statestore.provider
 
 import java.io.{File, FileOutputStream, IOException}
+import java.nio.channels.ClosedByInterruptException
 
 import scala.util.Try
 
 import io.statestore.ShimErrors
+import org.apache.spark.sql.execution.streaming.state.StateStoreId
 
 /**
  * Fails to write to the local disk in several ways. Run with a directory; prints what is raised,
- * the last of it for a directory that was removed.
+ * the last of it for a directory that was removed, and how an interruption reaches Spark.
  */
 object LocalDiskCheck {
   private val failures = Seq(
@@ -25,6 +27,12 @@ object LocalDiskCheck {
     failures.foreach(failure => show(ShimErrors.onLocalDisk("write", file)(throw failure)))
     require(directory.delete())
     show(ShimErrors.onLocalDisk("write", file)(new FileOutputStream(file)))
+
+    val killed = new ClosedByInterruptException
+    val store = StateStoreId(directory.getPath, 0L, 0)
+    println(Seq(
+      ShimErrors.cannotLoad("filesystem", store, killed),
+      ShimErrors.cannotCommit(store, 1L, killed)).map(_.getClass.getSimpleName).mkString(" "))
   }
 
   private def show(body: => Any): Unit = println(Try(body).failed.get)
