@@ -1,7 +1,7 @@
 package io.statestore.view
 
 import java.io.File
-import java.nio.{ByteBuffer, ByteOrder, MappedByteBuffer}
+import java.nio.{ByteBuffer, MappedByteBuffer}
 import java.nio.channels.FileChannel
 import java.nio.channels.FileChannel.MapMode
 import java.nio.file.Files
@@ -57,6 +57,7 @@ private[statestore] final class Overlay(
   private var movedUntil = 0L // records before this address stay as they are
   private var deadBytes = 0L // in replaced records on the heap
   private var compactions = 0
+  @volatile private var closed = false // a thread that outlives the task may go on with a write
   private var isCounted = false
   private var keptBytes = 0L // on the heap after the last spill
   private var failure: Throwable = _ // of a spill, which left records in two places
@@ -89,12 +90,9 @@ private[statestore] final class Overlay(
   def replaced(address: Int): Unit = deadBytes += pages.units(address).toLong << 3
 
   /** Raises what a spill has raised before, too: user code may have gone on behind it. */
-  def afterWrite(): Unit = {
+  def afterWrite(): Unit = if (!closed) {
     ensureWhole()
-    if (!isCounted) {
-      isCounted = true
-      Overlay.numWritten.incrementAndGet()
-    }
+    if (!isCounted) count()
     val held = pages.heldBytes + listBytes - keptBytes
     if (held > smallestShare) {
       if (2L * deadBytes > held) compact()
@@ -107,21 +105,40 @@ private[statestore] final class Overlay(
 
   private def ensureWhole(): Unit = if (failure != null) throw failure
 
-  /** Leaves its share of the budget to the others. Nothing is written after it. */
-  def close(): Unit = if (isCounted) {
-    isCounted = false
-    Overlay.numWritten.decrementAndGet()
+  private def count(): Unit = synchronized {
+    if (!closed && !isCounted) {
+      isCounted = true
+      Overlay.numWritten.incrementAndGet()
+    }
   }
 
   /**
-   * Gives back what was spilled, after a while: as with freed pages, a thread of an ended task may
-   * read a row a moment later. Nothing else asks for a record any more.
+   * Leaves its share of the budget to the others. What is written after it is lost, and a spill
+   * that another thread is at fails.
+   */
+  def close(): Unit = synchronized {
+    closed = true
+    if (isCounted) {
+      isCounted = false
+      Overlay.numWritten.decrementAndGet()
+    }
+  }
+
+  private def requireOpen(): Unit =
+    if (closed) throw new IllegalStateException("the state store was closed during a write")
+
+  /**
+   * Gives back what a closed overlay has spilled, after a while: as with freed pages, a thread of
+   * an ended task may read a row a moment later. Nothing else asks for a record any more.
    *
    * @param keptMs milliseconds
    */
   def free(keptMs: Long = OffHeapMemory.KeptMs): Unit = {
-    val spilled = mappings.toList
-    mappings.clear()
+    val spilled = synchronized {
+      val all = mappings.toList
+      mappings.clear()
+      all
+    }
     if (spilled.nonEmpty) {
       CompletableFuture.delayedExecutor(keptMs, TimeUnit.MILLISECONDS)
         .execute(() => spilled.foreach(StateStoreInternals.unmap))
@@ -229,10 +246,9 @@ private[statestore] final class Overlay(
         bytes += lists(until).bytesToSpill
         until += 1
       }
-      val mapped = mapScratch(bytes)
-      mappings += mapped
-      var at = MemoryUtil.getByteBufferAddress(mapped)
+      var at = mapScratch(bytes)
       lists.slice(from, until).foreach { list =>
+        requireOpen()
         val length = list.bytesToSpill
         val before = list.heapBytes
         list.spillTo(at)
@@ -253,13 +269,12 @@ private[statestore] final class Overlay(
   }
 
   private def spillRun(sorted: SortedRecords, from: Int, until: Int, bytes: Long): Unit = {
-    val mapped = mapScratch(bytes)
-    mappings += mapped
-    val memory = MemoryUtil.getByteBufferAddress(mapped)
+    val memory = mapScratch(bytes)
     val first = pages.addMappedPages(memory, bytes >>> 3)
     var at = memory
     var i = from
     while (i < until) {
+      requireOpen()
       val old = sorted.address(i)
       val family = familyOf(sorted.prefix(i))
       Platform.putLong(null, at, sorted.prefix(i).toLong)
@@ -287,20 +302,26 @@ private[statestore] final class Overlay(
       null, at, flags, base, pages.keyOffset(address), pages.keyLength(address), list.length))
   }
 
-  private def mapScratch(bytes: Long): MappedByteBuffer = {
+  /** Address of so many bytes in a new file, zeros, until `free`. */
+  private def mapScratch(bytes: Long): Long = {
     val path = newScratchFile()
     ShimErrors.onLocalDisk("spill state", path) {
       val channel = FileChannel.open(path.toPath, CREATE_NEW, READ, WRITE)
       try {
         allocate(channel, bytes)
-        val mapped = channel.map(MapMode.READ_WRITE, 0L, bytes)
-        mapped.order(ByteOrder.nativeOrder)
-        mapped
+        keep(channel.map(MapMode.READ_WRITE, 0L, bytes))
       } finally {
         channel.close()
         Files.deleteIfExists(path.toPath)
       }
     }
+  }
+
+  private def keep(mapped: MappedByteBuffer): Long = synchronized {
+    if (closed) StateStoreInternals.unmap(mapped) // else nobody would
+    requireOpen()
+    mappings += mapped
+    MemoryUtil.getByteBufferAddress(mapped)
   }
 
   /** Gives a file its space: through a mapping, a disk that is full would end the process. */

@@ -10,7 +10,8 @@ import io.statestore.keygroup.KeyGroups
 /**
  * Puts rows until some are spilled, and frees them. Run with a directory; prints how many files in
  * it are mapped before, at once after that, and in the end, which is the first moment there is none
- * or ten seconds later. The overlay is there all the time.
+ * or ten seconds later. The overlay is there all the time. Rows are put into another one that was
+ * freed before, as by a thread that outlives its task.
  */
 object SpillSpaceCheck {
   import LongRows._
@@ -31,8 +32,14 @@ object SpillSpaceCheck {
     val before = numMapped
     overlay.free(keptMs = 2000L)
     val kept = numMapped
+    val late = new Overlay(new KeyGroups(maxParallelism), budgetBytes, () => runs.next())
+    late.close()
+    late.free()
+    val lateState = stateOf(emptyView().family(family.name), late)
+    (1 to numRows).foreach(number => lateState.put(row(number), row(-number)))
     val end = System.nanoTime() + 10000000000L
     while (numMapped > 0 && System.nanoTime() < end) Thread.sleep(10L)
+    require(late.heapBytes > budgetBytes)
     println(s"runs=${overlay.numRuns} before=$before kept=$kept left=$numMapped")
   }
 }
