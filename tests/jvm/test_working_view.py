@@ -371,6 +371,14 @@ def test_local_disk_that_fails_names_its_cause(classes: Path, tmp_path: Path) ->
 
 
 @pytest.mark.timeout(240)
+def test_call_that_ends_by_an_error_leaves_no_connection(classes: Path) -> None:
+    """Catches a socket that is left open by each call that fails for want of memory or a fault."""
+    shown = run_java(classes, "engine.EngineClientCheck")
+
+    assert sorted(shown.splitlines()) == ["closed", "raised: NullPointerException"]
+
+
+@pytest.mark.timeout(240)
 def test_driver_that_does_not_answer_in_time_is_one_that_cannot_be_reached(classes: Path) -> None:
     """Catches tasks that fail because a busy driver does not say whose stores they open."""
     shown = run_java(classes, "engine.SilentDriverCheck")

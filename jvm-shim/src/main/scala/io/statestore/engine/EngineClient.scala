@@ -78,8 +78,8 @@ private[engine] final class EngineClient(port: Int, token: String, callTimeoutMs
           case _: SocketTimeoutException => throw new EngineHungException(patience.get.timeoutMs)
           case _ => throw new EngineLostException(e)
         }
-      case e: EngineHungException =>
-        connection.close()
+      case e: Throwable => // a connection with a reply on its way serves no other call
+        if (connection != null) connection.close()
         throw e
     }
   }
