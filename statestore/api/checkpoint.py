@@ -492,7 +492,8 @@ class Checkpoint(Directory):
 
         Args:
             directory: A path or URI. What lies below it is looked at to the depth at which
-                declarative pipelines keep the checkpoints of their flows, 6 directories.
+                declarative pipelines keep the checkpoints of their flows, 6 directories. One that
+                may not be listed is among what is returned: its methods raise why.
             storage_options: As of the checkpoint.
             spark: As of the checkpoint.
 

@@ -199,28 +199,32 @@ def ui(
     from statestore.ui.server import serve
 
     found = [one for uri in checkpoints for one in _to_serve(uri, storage_options)]
-    with suppress(KeyboardInterrupt):
-        serve(
-            found,
-            lambda it: it.report(limit=limit, deep=deep, savepoints=savepoints),
-            host=host,
-            port=port,
-            clock=SystemClock(),
-            announce=lambda address: click.echo(f"{address}\nCtrl-C ends it."),
-            allows_changes=allow_changes,
-            storage_options=storage_options,
-        )
-    _end_beside_looks()
+    status: object = 0
+    try:
+        with suppress(KeyboardInterrupt):
+            serve(
+                found,
+                lambda it: it.report(limit=limit, deep=deep, savepoints=savepoints),
+                host=host,
+                port=port,
+                clock=SystemClock(),
+                announce=lambda address: click.echo(f"{address}\nCtrl-C ends it."),
+                allows_changes=allow_changes,
+                storage_options=storage_options,
+            )
+    except SystemExit as end:  # of SIGTERM
+        status = end.code
+    _end_beside_looks(status)
 
 
-def _end_beside_looks() -> None:
-    """End the process now where a thread of it still looks at a checkpoint: it may take hours."""
+def _end_beside_looks(status: object) -> None:
+    """End the process now, though a thread of it may look at a checkpoint: that may take hours."""
     others = [one for one in threading.enumerate() if one is not threading.main_thread()]
     if all(one.daemon for one in others):
-        return
+        raise SystemExit(status)
     sys.stdout.flush()
     atexit._run_exitfuncs()  # noqa: SLF001 (directories for temporary files go by one)
-    os._exit(0)
+    os._exit(status if isinstance(status, int) else 1)
 
 
 def _to_serve(uri: str, storage_options: dict[str, str]) -> Sequence[Checkpoint]:

@@ -131,17 +131,20 @@ def _no_checkpoint(checkpoint: OpenCheckpoint) -> NotFoundError:
     )
 
 
-def find_checkpoints(io: TreeFileIO, path: str, most: int) -> list[str]:
+def find_checkpoints(
+    io: TreeFileIO, path: str, most: int, *, with_closed: bool = True
+) -> list[str]:
     """Return the checkpoints at or below a directory: their paths from it, "" for itself, sorted.
 
     A directory is one when it has a directory `offsets`. One below that may not be listed counts
-    as one, so that whoever opens it says why it cannot be read. They are looked for no deeper than
-    declarative pipelines keep them: `_checkpoints/<catalog>/<database>/<table>/<flow>/<n>`.
+    as one too, so that whoever opens it says why it cannot be read. They are looked for no deeper
+    than declarative pipelines keep them: `_checkpoints/<catalog>/<database>/<table>/<flow>/<n>`.
 
     Args:
         io: The storage.
         path: The directory.
         most: At most so many directories are listed.
+        with_closed: Whether those are among them that may not be listed.
 
     Raises:
         InvalidArgumentError: There are more of them.
@@ -156,7 +159,7 @@ def find_checkpoints(io: TreeFileIO, path: str, most: int) -> list[str]:
         except StorageError as error:
             if not at or error.kind != "permission-denied":
                 raise
-            return [_OFFSETS]
+            return [_OFFSETS] if with_closed else []
         return [name for name in names if name != LOST_AND_FOUND]
 
     with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
@@ -183,7 +186,7 @@ def find_checkpoints(io: TreeFileIO, path: str, most: int) -> list[str]:
 def _named_below(io: TreeFileIO, path: str) -> str:
     """Return the first checkpoints below a directory, for the message that it is none itself."""
     try:
-        found = find_checkpoints(io, path, _MOST_FOR_A_MESSAGE)
+        found = find_checkpoints(io, path, _MOST_FOR_A_MESSAGE, with_closed=False)
     except StateStoreError:
         return ""
     return ", ".join(found[:_MOST_NAMED])

@@ -205,7 +205,7 @@ def begin_directory(
         try:
             write_text(guarded, f"{path}/{METADATA_NAME}", mark, overwrite=was_begun)
         except FencedError as error:
-            raise _not_new(uri, METADATA_NAME) from error
+            raise (_begun_anew(uri) if was_begun else _not_new(uri, METADATA_NAME)) from error
         scratch = f"{work}/scratch"
         if isinstance(io, LocalFileIO):
             # Beside its destination, a file is published by a rename.

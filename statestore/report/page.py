@@ -131,8 +131,8 @@ def check_writable(to: str | os.PathLike[str]) -> None:
     """
     require_jinja()
     file = Path(to).absolute()
-    is_there = file.exists()
     with _named_errors(to):
+        is_there = file.exists()
         if file.is_dir() or not (is_there or file.parent.is_dir()):
             number = errno.EISDIR if file.is_dir() else errno.ENOENT
             raise OSError(number, os.strerror(number))

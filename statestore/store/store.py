@@ -10,9 +10,7 @@ with statestore.Checkpoint("/data/checkpoint").open_store(operator=0, partition=
 from __future__ import annotations
 
 import posixpath
-import shutil
-import tempfile
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast, get_args
@@ -53,6 +51,7 @@ from statestore.core.errors import (
     StoreClosedError,
 )
 from statestore.core.text import Shown
+from statestore.io.local import temporary_directory
 from statestore.store.batch import Batch, family_id
 from statestore.store.table import MAX_RUNS, ArrowRun, Table, ViewRun
 
@@ -93,7 +92,8 @@ def open_store(
     clock, options = place.clock, place.options
     store_name = StoreName(operator, partition, store)
     _check(store_name, partition + 1)
-    scratch_directory = tempfile.mkdtemp(prefix="statestore-store-")
+    scratch = ExitStack()
+    scratch_directory = scratch.enter_context(temporary_directory())
     try:
         io, path = place.open(scratch_directory)
         root = f"{path}/state"
@@ -121,6 +121,7 @@ def open_store(
             place.ids,
             num_partitions,
             checkpoint_format,
+            scratch,
             scratch_directory,
             leases,
             clock,
@@ -128,7 +129,7 @@ def open_store(
         opened.load(*found)
         _check(store_name, opened.num_partitions)
     except BaseException:
-        shutil.rmtree(scratch_directory, ignore_errors=True)
+        scratch.close()
         raise
     return opened
 
@@ -187,6 +188,7 @@ class Store(Shown):
         ids: IdSource,
         num_partitions: int | None,
         checkpoint_format: int,
+        scratch: ExitStack,
         scratch_directory: str,
         leases: Leases | None,
         clock: Clock,
@@ -203,6 +205,7 @@ class Store(Shown):
         self._head: PublishedFile | None = None
         self._families: tuple[ColumnFamily, ...] = (_DEFAULT_FAMILY,)
         self._is_closed = False
+        self._scratch = scratch
         self._scratch_directory = scratch_directory
         self.table = Table((), 1, 0)
 
@@ -351,7 +354,7 @@ class Store(Shown):
     def close(self) -> None:
         """Close the store; batches that were not committed are lost. Closing twice is harmless."""
         self._is_closed = True
-        shutil.rmtree(self._scratch_directory, ignore_errors=True)
+        self._scratch.close()
 
     def check_open(self) -> None:
         """Check that the store is open.

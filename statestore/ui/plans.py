@@ -5,6 +5,7 @@ What is done is what was planned: a plan comes with a word that does it, once.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import shlex
 import threading
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
     from statestore.api.checkpoint import Checkpoint
     from statestore.operations.result import Result
+
+logger = logging.getLogger(__name__)
 
 Operation = Literal["savepoint", "branch", "rescale", "repair"]
 
@@ -102,7 +105,9 @@ class Plans:
         }
 
     def finish(self) -> None:
-        """Wait for the operation that is under way, if one is."""
+        """Wait for the operation that is under way, if one is, and say so."""
+        if self._doing.locked():
+            logger.warning("an operation is under way, and is waited for")
         with self._doing:
             pass
 

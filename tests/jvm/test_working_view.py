@@ -359,14 +359,19 @@ def test_local_disk_that_fails_names_its_cause(classes: Path, tmp_path: Path) ->
     """
     shown = run_java(classes, "provider.LocalDiskCheck", str(tmp_path))
 
-    *failures, gone, interruptions = shown.splitlines()
+    *failures, gone, rocksdb_gone, interruptions = shown.splitlines()
     disk = "the local disk of the executor (spark.local.dir)"
     look, free = f"look at {disk}", f"free space on {disk}"
-    maps = "raise vm.max_map_count on the machine of the executor"
-    assert [line.partition(". To fix: ")[2] for line in failures] == [free, free, maps, look, look]
+    limits = [
+        f"on the machine of the executor raise {name}"
+        for name in ("vm.max_map_count", "the limit of open files (ulimit -n)")
+    ]
+    told = [line.partition(". To fix: ")[2] for line in failures]
+    assert told == [free, free, *limits, look, look]
     assert all("LocalDiskException: cannot write: path=" in line for line in failures)
-    assert f"the directory of the engines is gone: directory={tmp_path}/scratch. To fix: " in gone
-    assert "set spark.local.dir to a directory that nothing cleans" in gone
+    for line in (gone, rocksdb_gone):
+        assert f"the directory of the engines is gone: directory={tmp_path}/scratch. " in line
+        assert "set spark.local.dir to a directory that nothing cleans" in line
     assert interruptions == "ClosedByInterruptException ClosedByInterruptException"
 
 

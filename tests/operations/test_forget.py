@@ -252,6 +252,9 @@ def test_a_key_in_a_log_is_found_as_a_uri_or_json_spells_it(
         ("user", "string", "a b", "user%3Da%2520b", ["found"]),
         ("user", "string", "Zë", "user=Z\\u00eb/a", ["found"]),
         ("user", "string", "ann", "of-ann/a", ["maybe"]),
+        ("user", "string", "ann", "user=ann-marie/a", ["maybe"]),
+        ("user", "string", "ann", "user=ann@x.org/a", ["maybe"]),
+        ("user", "long", 5, "user=5-17/a", []),
         ("user", "string", "ann", "superuser=ann/a", ["maybe"]),
         ("user", "string", "ann", "user=anna/annë/Ann/_ann", []),
         ("user", "string", "", "user=/a", []),
@@ -282,6 +285,24 @@ def test_a_short_key_in_a_log_is_found_behind_its_name_and_else_perhaps(
     hits = [hit for hit in done.outcomes[-1].hits if hit.file == str(log)]
     assert [hit.certainty for hit in hits] == found
     assert done.is_forgotten == (found != ["found"])
+
+
+def test_of_a_key_of_two_columns_one_alone_is_perhaps_of_somebody_else(tmp_path: Path) -> None:
+    """Catches people who are never certified, since their country is in the paths of a log."""
+    root = write_checkpoint(
+        tmp_path / "user=somebody/country=DE/query",
+        [{"default": {("else", "FR"): (2,)}}],
+        families=(family({"user": "string", "country": "string"}, {"count": "long"}),),
+    )
+    log = Path(root) / "sources/0/0"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text('v1\n{"path":"file:///in/country=DE/a","batchId":0}')
+    keys = {"key.user": ["somebody"], "key.country": ["DE"]}
+
+    done = Checkpoint(root).search_keys(pa.table(keys))
+
+    assert [(hit.file, hit.certainty) for hit in done.outcomes[-1].hits] == [(str(log), "maybe")]
+    assert done.is_forgotten
 
 
 @pytest.mark.parametrize("key", [b"\xff" * 4, bytes(8), b"\0\0\0\1"])

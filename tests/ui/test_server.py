@@ -206,21 +206,28 @@ def test_ctrl_c_is_the_usual_end(made):
         assert server.process.returncode == 0
 
 
-def test_ctrl_c_ends_a_look_that_goes_on(tmp_path):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_a_look_that_goes_on_is_ended(tmp_path, monkeypatch, number, status):
     """Catches a server that nothing ends before state of many terabytes is read."""
     made = MadeCheckpoint(str(tmp_path / "checkpoint"), tmp_path / "scratch")
     made.run_batch({1: 1})
     file = min(Path(made.path, "state").rglob("1.delta*"))
     file.unlink()
-    os.mkfifo(file)  # whoever reads it waits
+    os.mkfifo(file)  # whoever opens it waits
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     with serve(made.path, stderr=subprocess.PIPE) as server:
         server.process.stdout.readline()
         page = f"/checkpoints/0?token={server.token}"
         threading.Thread(target=_get_in_vain, args=(server, page), daemon=True).start()
-        with file.open("wb"):  # it is read from now on
-            server.process.send_signal(signal.SIGINT)
-            assert server.process.communicate(timeout=30) == ("", "")
-        assert server.process.returncode == 0
+        while not any(temporary.iterdir()):
+            time.sleep(0.05)
+        time.sleep(1.0)  # for it to be at the file
+        server.process.send_signal(number)
+        assert server.process.communicate(timeout=20) == ("", "")
+        assert server.process.returncode == status
+    assert not any(temporary.iterdir())
 
 
 def _get_in_vain(server, page):

@@ -75,6 +75,12 @@ def files_of_operator(checkpoint: OpenCheckpoint, operator: int) -> list[StoreFi
     ]
 
 
+def below_root(checkpoint: OpenCheckpoint, path: str) -> str:
+    """Return a path of `files_of` from the directory that it lies in: those above are not ours."""
+    roots = (checkpoint.state_root, checkpoint.path)
+    return next(path[len(root) :] for root in roots if path.startswith(f"{root}/"))
+
+
 def files_of(checkpoint: OpenCheckpoint) -> list[tuple[TreeFileIO, str]]:
     """Return storage and path of every file of a checkpoint, wherever its state is.
 

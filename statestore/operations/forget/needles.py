@@ -17,7 +17,6 @@ MIN_BYTES = 4
 _PIECE_BYTES = 16 * 1024 * 1024
 _TABLE_BITS = 24
 _IN_TEXT = "surrogateescape"
-_NO_WORD = re.compile(r"(?!\w)")
 _WORD = frozenset(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz")
 
 
@@ -80,13 +79,15 @@ class ShortNeedles:
     Args:
         needles: Texts, none empty.
         behind: What they stand behind, a regular expression; it begins a word itself.
+        until: What they end before, one as well.
     """
 
-    def __init__(self, needles: Iterable[bytes], behind: str = "") -> None:
+    def __init__(self, needles: Iterable[bytes], behind: str = "", until: str = r"(?!\w)") -> None:
         self._needles = {needle.decode(errors=_IN_TEXT) for needle in needles}
         self._lengths = sorted(set(map(len, self._needles)))
         first = "|".join(sorted({re.escape(needle[0]) for needle in self._needles}))
         self._begins = re.compile(rf"(?<!\w){behind}(?={first})")
+        self._ends = re.compile(until)
 
     def is_in(self, data: memoryview) -> bool:
         """Return whether one of them is in some bytes."""
@@ -96,7 +97,7 @@ class ShortNeedles:
         begins = (match.end() for match in self._begins.finditer(text))
         return any(
             text[start : start + length] in self._needles
-            and _NO_WORD.match(text, start + length) is not None
+            and self._ends.match(text, start + length) is not None
             for start in begins
             for length in self._lengths
         )

@@ -26,7 +26,12 @@ from statestore.codec.rows import from_numpy, rows_by_family
 from statestore.codec.sealed_file import map_file
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 from statestore.core.text import format_bytes, format_count
-from statestore.operations.forget.files import files_of, files_of_operator, rows_of_file
+from statestore.operations.forget.files import (
+    below_root,
+    files_of,
+    files_of_operator,
+    rows_of_file,
+)
 from statestore.operations.forget.needles import MIN_BYTES, Needles, ShortNeedles
 from statestore.operations.forget.values import Certainty, ValueSearch, key_columns
 from statestore.operations.forget.wanted import grouping_family, grouping_paths
@@ -49,6 +54,8 @@ SPARKS_FILES = "Spark's files"
 _MOST_LINES = 20
 _MIN_DISTINCT = 3
 """Different bytes, beside those that are padding anywhere, of a key that is looked for as bytes."""
+_END_OF_NAME = r"""(?=["'/&?,;)}\]\s\\]|$)"""
+"""What ends the value of the directory of a partition: `ann` of `user=ann`, but not `ann-marie`."""
 _QUOTE = re.compile(rb"[\\%]")
 _ESCAPES = re.compile(rb'(?:\\u[0-9a-fA-F]{4}|\\["\\/bfnrt])+')
 
@@ -253,7 +260,7 @@ class _Search:
         self._words = Needles(telling, are_words=True)
         # The directory of a partition: user=ann.
         self._named = [
-            ShortNeedles(column.short, f"(?i:{re.escape(column.name)})=")
+            ShortNeedles(column.short, f"(?i:{re.escape(column.name)})=", _END_OF_NAME)
             for column in self._columns
         ]
         self._short_words = ShortNeedles(
@@ -287,7 +294,7 @@ class _Search:
                 self._search_rows(file, local_path, data, of)
             elif parse_state_file_name(path.rpartition("/")[2]) is not None:
                 of_spark.reasons[f"a state file of no operator that is known: {path}"] = None
-            elif (certainty := self._in_log(data, path)) is not None:
+            elif (certainty := self._in_log(data, below_root(checkpoint, path))) is not None:
                 of_spark.hits[Hit(path, "bytes", certainty)] = None
         for path, file in files.items():
             reason = f"a state file that came meanwhile, or that no listing shows: {path}"
@@ -302,14 +309,15 @@ class _Search:
             outcomes=(*outcomes, of_spark.outcome(None, SPARKS_FILES)),
         )
 
-    def _in_log(self, data: memoryview, path: str) -> Certainty | None:
+    def _in_log(self, data: memoryview, name: str) -> Certainty | None:
         """Return how certain it is that a file of Spark's has a key; None where it has none."""
         readings = [*_readings(data)]
-        places = [*readings, *_readings(memoryview(path.encode()))]
+        places = [*readings, *_readings(memoryview(name.encode()))]
         if any(map(self._words.is_in, places)):
             return "found"
         if any(named.is_in(place) for named in self._named for place in places):
-            return "found"
+            # Of a key of several columns one alone may be another's: a country, a month.
+            return "found" if len(self._columns) == 1 else "maybe"
         # In names are numbers of batches.
         return "maybe" if any(map(self._short_words.is_in, readings)) else None
 

@@ -38,6 +38,8 @@ from statestore.core.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+OTHER_SCHEMA = "; of another schema transform makes values: --change-schema, change_schema=True"
+"""Of an error about values: what may have been meant."""
 _WHOLE = ("byte", "short", "integer", "long")
 _FLOATING = ("float", "double")
 _DAY_US = 86_400_000_000
@@ -97,8 +99,8 @@ def _wrong_type(column: Any, kind: SparkType, name: str) -> InvalidArgumentError
         column=name,
         expected=str(kind.arrow),
         found=str(column.type),
-        to_fix=f"give {_HINTS.get(kind.kind, 'that type')}; for another schema --change-schema, "
-        "change_schema=True",
+        to_fix=f"give {_HINTS.get(kind.kind, 'that type')}"
+        + (OTHER_SCHEMA if name.startswith("value") else ""),
     )
 
 

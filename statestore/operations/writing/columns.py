@@ -22,7 +22,7 @@ from statestore.codec.spark_types import (
 )
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.operations.reading.sql_types import given_back
-from statestore.operations.writing.casts import conform, normalized, refuse_nulls
+from statestore.operations.writing.casts import OTHER_SCHEMA, conform, normalized, refuse_nulls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -122,8 +122,7 @@ class FamilyColumns:
                 column_family=self.family.name,
                 expected=", ".join(f"{side}.{name}" for name in names),
                 found=", ".join(f"{side}.{name}" for name in found),
-                to_fix="give these columns; for another schema of values --change-schema, "
-                "change_schema=True",
+                to_fix="give these columns" + (OTHER_SCHEMA if side == "value" else ""),
             )
         children = [
             conform(found[name], part, f"{side}.{name}")

@@ -2,6 +2,7 @@ package io.statestore
 
 import java.io.{File, IOException}
 import java.nio.channels.ClosedByInterruptException
+import java.nio.file.Files
 import java.util.Locale
 
 import com.fasterxml.jackson.databind.node.ObjectNode
@@ -40,13 +41,17 @@ final class LocalDiskException(action: String, path: File, cause: Exception)
       cause)
 
 private object LocalDiskException {
-  private val NoSpace = Seq("no space left", "file too large", "quota")
+  private val NoSpace = Seq("no space left", "file too large", "quota exceeded")
+
+  private val Raise = "on the machine of the executor raise"
 
   /** What to do about a failure with this message, of Java's or of RocksDB's. */
   def fix(message: String): String = {
     val disk = "the local disk of the executor (spark.local.dir)"
-    if (NoSpace.exists(message.toLowerCase(Locale.ROOT).contains(_))) s"free space on $disk"
-    else if (message == "Map failed") "raise vm.max_map_count on the machine of the executor"
+    val text = message.toLowerCase(Locale.ROOT)
+    if (NoSpace.exists(text.contains(_))) s"free space on $disk"
+    else if (text.contains("too many open files")) s"$Raise the limit of open files (ulimit -n)"
+    else if (message == "Map failed") s"$Raise vm.max_map_count"
     else s"look at $disk"
   }
 }
@@ -105,12 +110,15 @@ object ShimErrors {
     try body
     catch {
       case e: ClosedByInterruptException => throw e // the task was killed
-      case e: IOException if !path.getParentFile.isDirectory =>
+      case e @ (_: IOException | _: RocksDBException) if isGone(path.getParentFile) =>
         throw scratchGone(path.getParentFile, e)
       case e: IOException => throw new LocalDiskException(action, path, e)
       case e: RocksDBException if Option(e.getStatus).exists(_.getCode == Status.Code.IOError) =>
         throw new LocalDiskException(action, path, e)
     }
+
+  /** Whether a directory is known not to be there; one of a disk that fails may be. */
+  def isGone(directory: File): Boolean = Files.notExists(directory.toPath)
 
   /** The error where somebody has removed the directory of the engines and their files. */
   def scratchGone(directory: File, cause: Throwable = null): EngineUnavailableException =

@@ -11,6 +11,7 @@ import java.util.concurrent.atomic.AtomicLong
 import scala.jdk.CollectionConverters._
 import scala.util.control.NonFatal
 
+import io.statestore.ShimErrors
 import org.slf4j.LoggerFactory
 
 /**
@@ -30,7 +31,7 @@ private[engine] final class ScratchDirectory private (val path: File, lock: File
    * @throws EngineUnavailableException it is gone
    */
   def requirePresent(): Unit =
-    if (!path.isDirectory) throw io.statestore.ShimErrors.scratchGone(path)
+    if (ShimErrors.isGone(path)) throw ShimErrors.scratchGone(path)
 
   /** Remove the directory with all that is in it. Never raises; can be called again. */
   def remove(): Unit = {

@@ -137,7 +137,7 @@ private object ValueBuffer {
   private val Empty = new Array[Byte](0)
 
   // A part costs the heap about a hundred bytes; so much of it is written again with the next.
-  private val ShortBytes = 1024
+  private val ShortBytes = 512
 
   // Of the JVM's objects, with compressed pointers; a place takes up to 8 of them.
   private val ListBytes = 48

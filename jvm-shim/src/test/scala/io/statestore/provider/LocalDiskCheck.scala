@@ -7,6 +7,7 @@ import scala.util.Try
 
 import io.statestore.ShimErrors
 import org.apache.spark.sql.execution.streaming.state.StateStoreId
+import org.rocksdb.{EnvOptions, Options, RocksDB, SstFileWriter}
 
 /**
  * Fails to write to the local disk in several ways. Run with a directory; prints what is raised,
@@ -17,6 +18,7 @@ object LocalDiskCheck {
     new IOException("No space left on device"),
     new IOException("Disk quota exceeded"),
     new IOException("Map failed", new OutOfMemoryError("Map failed")),
+    new IOException("/quota/delta-1: Too many open files"),
     new IOException("Input/output error"),
     new IOException())
 
@@ -27,6 +29,10 @@ object LocalDiskCheck {
     failures.foreach(failure => show(ShimErrors.onLocalDisk("write", file)(throw failure)))
     require(directory.delete())
     show(ShimErrors.onLocalDisk("write", file)(new FileOutputStream(file)))
+    RocksDB.loadLibrary()
+    show(ShimErrors.onLocalDisk("write", file) {
+      new SstFileWriter(new EnvOptions, new Options).open(file.getPath)
+    })
 
     val killed = new ClosedByInterruptException
     val store = StateStoreId(directory.getPath, 0L, 0)
