@@ -95,7 +95,7 @@ class CommittedVersion:
 
     def check_sources(self) -> None:
         """Check that a copy reads on where the version ends; errors as `check_sources`."""
-        check_sources(self.checkpoint.uri, self.offsets.values(), self.spark_files)
+        check_sources(self.checkpoint.uri, self.offsets, self.spark_files)
 
     def is_single(self, operator: int, name: str) -> bool:
         """Return whether a store has one state partition whatever the query's number is."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from statestore.core.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from statestore.checkpoint.query_log import OffsetsEntry
 
@@ -22,7 +22,7 @@ _OFFSET = re.compile(r'\{"logOffset":([0-9]+)\}')
 _ENTRY = re.compile(rf"{SOURCES}/([0-9]+)/([0-9]+)(\.compact)?")
 
 
-def check_sources(uri: str, offsets: Iterable[OffsetsEntry], names: Iterable[str]) -> None:
+def check_sources(uri: str, offsets: Mapping[int, OffsetsEntry], names: Iterable[str]) -> None:
     """Check that file sources have the log of what they had read by some batches.
 
     A source that a query reads twice, as in a join with itself, has two offsets and one log.
@@ -30,7 +30,7 @@ def check_sources(uri: str, offsets: Iterable[OffsetsEntry], names: Iterable[str
 
     Args:
         uri: The checkpoint, for the error.
-        offsets: Entries of the offset log.
+        offsets: Entries of the offset log, by batch.
         names: Paths below the checkpoint directory of at least all its files of sources.
 
     Raises:
@@ -40,19 +40,24 @@ def check_sources(uri: str, offsets: Iterable[OffsetsEntry], names: Iterable[str
     for entry in filter(None, map(_ENTRY.fullmatch, names)):
         found.setdefault(int(entry[1]), {})[int(entry[2])] = entry[3] is not None
     # Later forms of the log name sources otherwise.
-    batches = [entry.sources for entry in offsets if entry.version == "v1"]
-    sources = list(zip(*batches, strict=False))
+    batches = {batch: entry.sources for batch, entry in offsets.items() if entry.version == "v1"}
+    sources = list(zip(*batches.values(), strict=False))
     if _can_be(sources, found):
         return
     for source, texts in enumerate(sources):
         lacks = _lacks(texts, found.get(source, {}))
         if lacks is not None:
+            newest = _newest(texts)
+            told_by = (
+                at for at, of in batches.items() if _newest(of[source : source + 1]) == newest
+            )
             raise NotFoundError(
                 "a file source would read files again: its log lacks an entry",
                 kind="file-not-found",
                 checkpoint=uri,
                 file=f"{SOURCES}/{source}/{lacks}",
-                log_offset=_newest(texts),
+                log_offset=newest,
+                told_by=f"offsets/{next(told_by)}",
                 to_fix="put the directory back from a copy of the checkpoint; else start the "
                 "query with a new checkpoint directory",
             )

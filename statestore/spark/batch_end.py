@@ -39,7 +39,7 @@ def stop_after_batch(
     run = str(query.runId)
     _stops.append((run, goes_on))
     try:
-        was_active, planned = _await_end(query, wait_s)
+        was_alone, planned = _await_end(query, wait_s)
         query.stop()
     except BaseException:
         if query.isActive:
@@ -47,7 +47,7 @@ def stop_after_batch(
                 _stops.remove((run, goes_on))
         raise
     is_whole = planned is None or _is_reported(query, planned)
-    return was_active and is_whole and sum(of == run for of, _ in _stops) == 1
+    return was_alone and is_whole and sum(of == run for of, _ in _stops) == 1
 
 
 def was_told_to_end(query: StreamingQuery) -> bool:
@@ -61,13 +61,15 @@ def _await_end(query: StreamingQuery, wait_s: float) -> tuple[bool, int | None]:
     """Have a query end with the batch that it runs, and wait for that.
 
     Returns:
-        Whether it was active until then, and the batch; None where none was to be ended.
+        Whether it was active until then and nobody interrupted the batch, and the batch; None where
+        none was to be ended. A batch may be whole though it was interrupted.
     """
     execution: Any = query._jsq.streamingQuery()  # noqa: SLF001
     clock = SystemClock()
     end_ms = clock.elapsed_ms() + wait_s * 1000
     planned: tuple[int, float] | None = None  # a batch, and when its planning was seen to be over
     was_active: bool | None = None  # as it was told to end
+    is_interrupted = False
     while query.status["isTriggerActive"] and clock.elapsed_ms() < end_ms:
         running = execution.getLatestExecutionContext()
         if was_active is None and running.getDuration("queryPlanning").isDefined():
@@ -77,10 +79,17 @@ def _await_end(query: StreamingQuery, wait_s: float) -> tuple[bool, int | None]:
             if clock.elapsed_ms() - planned[1] > _AFTER_PLANNING_MS:
                 was_active = query.isActive
                 _end(execution)
+        # Spark takes the flag back where it notices.
+        is_interrupted = is_interrupted or _is_interrupted(execution)
         time.sleep(_POLL_S)
     if was_active is None or planned is None:
         return query.isActive, None
-    return was_active, planned[0]
+    return was_active and not is_interrupted, planned[0]
+
+
+def _is_interrupted(execution: Any) -> bool:
+    """Return whether somebody stops the batch that runs, as Spark's own `stop` does."""
+    return bool(execution.queryExecutionThread().isInterrupted())
 
 
 def _is_reported(query: StreamingQuery, batch: int) -> bool:

@@ -210,8 +210,9 @@ def test_query_that_somebody_stops_during_a_change_does_not_go_on(
     lane = make_lane(QUERY, conf=FOUR)
     lane.feed(*QUERY.plan[0][:6])
     stop, end = scaling.stop_after_batch, batch_end._end
+    is_interrupted = batch_end._is_interrupted
     others: list[threading.Thread] = []
-    executions: list[Any] = []
+    interruptions: list[bool] = []
     is_told, is_held, is_changing = threading.Event(), threading.Event(), threading.Event()
     decide = scaling._Run._decide
 
@@ -220,9 +221,10 @@ def test_query_that_somebody_stops_during_a_change_does_not_go_on(
         if is_changing.wait(1.0) and moment != "before":
             wait_for(lambda: others, "the other stop")
             if moment == "after":
-                wait_for(executions[0].queryExecutionThread().isInterrupted, "the interruption")
+                wait_for(lambda: any(interruptions), "the interruption")
             else:
-                time.sleep(2.0)  # for the stop to be noted, on a machine that does other work
+                told_to = str(run.handles[-1].runId)
+                wait_for(lambda: [of for of, _ in batch_end._stops].count(told_to) == 2, "both")
         is_held.clear()
 
     def decide_in_a_batch(of: Any) -> Decision | None:
@@ -248,7 +250,6 @@ def test_query_that_somebody_stops_during_a_change_does_not_go_on(
 
     def stop_then(execution: Any) -> None:
         end(execution)
-        executions.append(execution)
         if not others:
             query = run.handles[-1]
             if moment == "after":
@@ -262,6 +263,12 @@ def test_query_that_somebody_stops_during_a_change_does_not_go_on(
         return stop(query, wait_s)
 
     monkeypatch.setattr(scaling, "stop_after_batch", stop_first)
+
+    def note(execution: Any) -> bool:
+        interruptions.append(is_interrupted(execution))
+        return interruptions[-1]
+
+    monkeypatch.setattr(batch_end, "_is_interrupted", note)
     monkeypatch.setattr(batch_end, "_end", stop_then)
     monkeypatch.setattr(stopping, "stop_after_batch", told)
     with run:

@@ -17,10 +17,13 @@ def is_fine(sources: list[str], logs: dict[int, set[int]]) -> bool:
     entry = OffsetsEntry("v1", {}, tuple(sources))
     names = [f"sources/{log}/{number}" for log, numbers in logs.items() for number in numbers]
     try:
-        check_sources("file:/query", [entry], names)
-    except NotFoundError:
-        return False
-    return True
+        check_sources("file:/query", {7: entry}, names)
+    except NotFoundError as error:
+        refused = error
+    else:
+        return True
+    assert refused.fields["told_by"] == "offsets/7"
+    return False
 
 
 def ways(sources: list[str], logs: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:

@@ -171,7 +171,7 @@ class _Verifier:
         newest = self._checkpoint.newest_version
         if newest in self._checkpoint.planned_batches:
             try:
-                self._check_sources(self._checkpoint.offsets_entry(newest))
+                self._check_sources(newest, self._checkpoint.offsets_entry(newest))
             except DAMAGE as error:
                 self._find(newest, None, error, is_recoverable=True)
 
@@ -194,9 +194,9 @@ class _Verifier:
                 except DAMAGE as error:
                     self._find(version, None, error, is_recoverable=True)
 
-    def _check_sources(self, entry: OffsetsEntry) -> None:
+    def _check_sources(self, batch: int, entry: OffsetsEntry) -> None:
         """Check that file sources know what they have read by a batch; errors as there."""
-        check_sources(self._checkpoint.uri, [entry], self._source_names)
+        check_sources(self._checkpoint.uri, {batch: entry}, self._source_names)
 
     @cached_property
     def _source_names(self) -> list[str]:
@@ -221,7 +221,7 @@ class _Verifier:
             except DAMAGE:
                 continue  # found where stores are looked for
             try:
-                self._check_sources(entry)
+                self._check_sources(version - 1, entry)
             except NotFoundError as error:
                 self._find(version, None, error)
         if self._is_of_spark:

@@ -284,10 +284,10 @@ private[statestore] final class Overlay(
       if (list == null) {
         copyBytes(pages.base(old), pages.offset(old), null, at, pages.units(old) << 3)
       } else {
+        family.dropList(old)
         storeList(old, list, at)
       }
       family.moved(old, address)
-      if (list != null) family.dropList(old)
       at += pages.units(address).toLong << 3
       i += 1
     }
