@@ -282,9 +282,9 @@ def _print_key_groups(found: pa.Table, output: str) -> None:
         label = f"{start}-{start + width - 1}" if width > 1 else str(start)
         largest = max(num_rows, default=0)
         cells.append([label, len(inside), sum(num_rows), largest, format_bytes(num_bytes)])
-    total = sum(row["key_bytes"] + row["value_bytes"] for row in rows)
-    num_rows = sum(row["num_rows"] for row in rows)
-    click.echo(f"{format_count(num_rows, 'row')}, {format_bytes(total)} of keys and values")
+    count = format_count(sum(row["num_rows"] for row in rows), "row")
+    payload = sum(row["key_bytes"] + row["value_bytes"] for row in rows)
+    click.echo(f"{count}, {format_bytes(payload)} of keys and values")
     print_table(["key groups", "with rows", "rows", "most in one", "bytes"], cells)
 
 

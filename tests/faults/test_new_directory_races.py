@@ -136,6 +136,15 @@ def test_earlier_branch_is_fenced_when_another_begins_there(tmp_path):
     assert read_rows(target) == query.expected()
 
 
+def kill(act, fault, target):
+    """Let an operation end at a fault; its directory is begun, and to be cleared."""
+    killed = FaultFileIO(LocalFileIO())
+    killed.arm(fault)
+    with pytest.raises(StorageError):
+        act(killed)
+    Path(target, "left").write_bytes(b"")  # to be cleared last
+
+
 @pytest.mark.parametrize("step", Still.STEPS)
 def test_restore_that_stood_still_clears_nothing_of_one_that_ended(tmp_path, step):
     """Catches a checkpoint that loses its state when the savepoint that it was made of is gone."""
@@ -146,11 +155,7 @@ def test_restore_that_stood_still_clears_nothing_of_one_that_ended(tmp_path, ste
     def claim(io=None):
         at(savepoint, kind=Savepoint, options=OPTIONS).restore(at(target, io=io), claim=True)
 
-    killed = FaultFileIO(LocalFileIO())
-    killed.arm(Fault(5, happens=False, calls=("link",)))
-    with pytest.raises(StorageError):
-        claim(killed)
-    Path(target, "left").write_bytes(b"")  # to be cleared last
+    kill(claim, Fault(5, happens=False, calls=("link",)), target)
 
     still = Still(target, step, claim)
     with pytest.raises(FencedError, match="begun anew"):
@@ -171,11 +176,7 @@ def test_savepoint_that_stood_still_clears_nothing_of_one_that_ended(tmp_path, s
     def save(io=None):
         at(made.path, options=OPTIONS).savepoint(at(target, io=io))
 
-    killed = FaultFileIO(LocalFileIO())
-    killed.arm(Fault(6, happens=False, calls=("publish",)))
-    with pytest.raises(StorageError):
-        save(killed)
-    Path(target, "left").write_bytes(b"")  # to be cleared last
+    kill(save, Fault(6, happens=False, calls=("publish",)), target)
 
     still = Still(target, step, save)
     with pytest.raises(FencedError, match="begun anew"):

@@ -517,17 +517,23 @@ def test_batches_that_were_not_compared_are_not_promoted(tmp_path):
     assert world.stands == old
 
 
-@pytest.mark.parametrize("step", Still.STEPS)
-@pytest.mark.parametrize("does", [World.promote, World.put_back])
-def test_one_that_stood_still_clears_nothing_of_a_promote_that_ended(made, tmp_path, does, step):
-    """Catches a checkpoint that is cleared under the query, by one whose lease has expired."""
-    original, _, new = made
+def killed_while_it_clears(original, tmp_path):
+    """A world whose promote was killed: the checkpoint is begun, and to be cleared."""
     world = World(original, tmp_path / "world")
     killed = FaultFileIO(LocalFileIO())
     killed.arm(Fault(3, happens=False, calls=("link",)))
     with pytest.raises(StorageError):
         world.promote(killed)
     world.end_process()
+    return world
+
+
+@pytest.mark.parametrize("step", Still.STEPS)
+@pytest.mark.parametrize("does", [World.promote, World.put_back])
+def test_one_that_stood_still_clears_nothing_of_a_promote_that_ended(made, tmp_path, does, step):
+    """Catches a checkpoint that is cleared under the query, by one whose lease has expired."""
+    original, _, new = made
+    world = killed_while_it_clears(original, tmp_path)
     checkpoint = world.root / "checkpoint"
     (checkpoint / "left").write_bytes(b"")  # to be cleared last
     clock = ManualClock()
@@ -550,12 +556,7 @@ def test_one_that_stood_still_clears_nothing_of_a_promote_that_ended(made, tmp_p
 def test_one_whose_lease_has_expired_clears_no_more(made, tmp_path, does):
     """Catches a checkpoint that is cleared while somebody else may be at it."""
     original, _, _ = made
-    world = World(original, tmp_path / "world")
-    killed = FaultFileIO(LocalFileIO())
-    killed.arm(Fault(3, happens=False, calls=("link",)))
-    with pytest.raises(StorageError):
-        world.promote(killed)
-    world.end_process()
+    world = killed_while_it_clears(original, tmp_path)
     clock, seen = ManualClock(), []
 
     def expire():
