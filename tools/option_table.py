@@ -42,11 +42,9 @@ def table_json() -> str:
             "min": option.minimum,
             "max": option.maximum,
             "choices": list(option.choices),
-            "unit": option.unit,
             "scope": option.scope,
-            "fixed": option.fixed,
-            "doc": option.doc,
-            "since": option.since,
+            "range": option.describe_range(),
+            "default_text": option.default_text(),
         }
         for option in TABLE
     ]

@@ -1,4 +1,4 @@
-"""Options: one frozen class, and one table from which keys, checks and docs come."""
+"""Options: one frozen class, from whose fields keys, checks and docs come."""
 
 from __future__ import annotations
 
@@ -116,278 +116,222 @@ class Option:
         return _as_text(self.default) or _EMPTY
 
 
-TABLE: tuple[Option, ...] = (
-    Option(
-        "maxParallelism", "max_parallelism", "int", 0, scope="both",
-        minimum=0, maximum=32768, fixed=True,
-        doc="Number of key groups, the most state partitions a rescale makes without hashing rows "
-        "anew. 0 takes the largest N * 2^k up to 32768, N being the number of state partitions.",
-    ),
-    Option(
-        "partitions", "partitions", "int", 0, scope="shim",
-        minimum=0, maximum=32768,
-        doc="Number of state partitions. 0: a new query takes spark.sql.shuffle.partitions, an old "
-        "one keeps what it has. A query whose checkpoint has another number does not start, and "
-        "the error shows the command that rescales; statestore.run does it before it starts.",
-    ),
-    Option(
-        "file.compression", "file_compression", "string", "zstd", scope="both",
-        choices=("none", "zstd"),
-        doc="Compression of the buffers in delta and snapshot files.",
-    ),
-    Option(
-        "overlay.maxBytes", "overlay_max_bytes", "long", -1, scope="shim",
-        unit="bytes", minimum=-1,
-        doc="Uncommitted writes that an executor keeps on its heap, all stores together; beyond "
-        "its share, at least 1 MiB, a store spills to local sorted runs. -1 takes a quarter of the "
-        "largest heap (-Xmx).",
-    ),
-    Option(
-        "offHeap.enabled", "off_heap_enabled", "boolean", False, scope="shim",
-        doc="Whether committed rows are in memory outside of the JVM's heap, where no garbage "
-        "collection looks at them: all of filesystem and heap, of rocksdb as many as fit. It is "
-        "taken from spark.memory.offHeap.size, which the application has to have. See "
-        "docs/sizing.md.",
-    ),
-    Option(
-        "snapshot.maxChainLength", "snapshot_max_chain_length", "int", 32, scope="engine",
-        unit="deltas", minimum=1, maximum=1000,
-        doc="Number of deltas since the last snapshot at which a new one is taken. The rocksdb "
-        "backend merges files instead: rocksdb.mergeMinFiles. Spark asks for one after five times "
-        "spark.sql.streaming.stateStore.minDeltasForSnapshot, 50: for more, raise that too.",
-    ),
-    Option(
-        "snapshot.replayRatio", "snapshot_replay_ratio", "float", 1.0, scope="engine",
-        minimum=0.1, maximum=100,
-        doc="A snapshot is taken when a restore is estimated to cost (1 + ratio) times what it "
-        "would cost from a fresh snapshot, and at least 50 ms more; or when 8 deltas or more hold "
-        "(1 + ratio) times the rows of the state.",
-    ),
-    Option(
-        "rocksdb.incremental", "rocksdb_incremental", "boolean", True, scope="both",
-        doc="Whether a commit of the rocksdb backend makes only the rows of its batch durable. "
-        "false writes the full state into every version's file.",
-    ),
-    Option(
-        "rocksdb.mergeMinFiles", "rocksdb_merge_min_files", "int", 8, scope="engine",
-        unit="files", minimum=2, maximum=1000,
-        doc="Fewest durable files of similar size that are merged into one, in the background. "
-        "Spark asks for it after five times "
-        "spark.sql.streaming.stateStore.minDeltasForSnapshot, 50: for more, raise that too.",
-    ),
-    Option(
-        "rocksdb.memoryBytes", "rocksdb_memory_bytes", "long", 134217728, scope="engine",
-        unit="bytes", minimum=8388608,
-        doc="Block cache and write buffers of all databases of an engine process together. The "
-        "first query of the process sets it.",
-    ),
-    Option(
-        "rocksdb.rowCacheBytes", "rocksdb_row_cache_bytes", "long", -1, scope="shim",
-        unit="bytes", minimum=-1,
-        doc="Rows read from RocksDB and written to it that an executor keeps on its heap, all "
-        "stores of the rocksdb backend together. -1 takes an eighth of the largest heap (-Xmx).",
-    ),
-    Option(
-        "rocksdb.blockCacheSizeMB", "rocksdb_block_cache_size_mb", "int", 128, scope="shim",
-        unit="MiB", minimum=1,
-        doc="Block cache of an executor's RocksDB readers, all stores together.",
-    ),
-    Option(
-        "rocksdb.blockSizeKB", "rocksdb_block_size_kb", "int", 4, scope="both",
-        unit="KiB", minimum=1, maximum=4096,
-        doc="Size of the blocks in an SST.",
-    ),
-    Option(
-        "rocksdb.compression", "rocksdb_compression", "string", "lz4", scope="both",
-        choices=("none", "snappy", "lz4", "zstd"),
-        doc="Compression of the blocks in an SST.",
-    ),
-    Option(
-        "rocksdb.compactOnCommit", "rocksdb_compact_on_commit", "boolean", False, scope="engine",
-        doc="Whether every commit waits for a compaction of the whole local database.",
-    ),
-    Option(
-        "engine.processes", "engine_processes", "int", 0, scope="shim",
-        unit="processes", minimum=0, maximum=16,
-        doc="Engine processes per executor. 0 takes half of its cores, 1 to 4.",
-    ),
-    Option(
-        "engine.callTimeoutMs", "engine_call_timeout_ms", "long", 600000, scope="shim",
-        unit="ms", minimum=1000,
-        doc="Time without a sign of life of a call after which its engine counts as hung and is "
-        "killed. Moving bytes and finished files are signs of life, so a restore may take as long "
-        "as it needs.",
-    ),
-    Option(
-        "engine.otlpEndpoint", "engine_otlp_endpoint", "url", "", scope="engine",
-        doc="Address of a collector, for example http://collector:4318, to which engines push "
-        "their metrics and a trace of each commit by OTLP over HTTP. Their Python needs the extra "
-        "otel. The first query of the process sets it; empty pushes nothing.",
-    ),
-    Option(
-        "engine.package", "engine_package", "string", "embedded", scope="shim",
-        choices=("embedded", "installed"),
-        doc="Which statestore package an engine runs: the copy embedded in the jar, or the one "
-        "installed in its Python.",
-    ),
-    Option(
-        "lease.intervalMs", "lease_interval_ms", "long", 10000, scope="both",
-        unit="ms", minimum=100, maximum=3600000,
-        doc="How often an executor of a running query renews the query's lease on its checkpoint. "
-        "A killed executor counts as a writer for three times as long, except on its own machine.",
-    ),
-    Option(
-        "fsync.enabled", "fsync_enabled", "boolean", True, scope="engine",
-        doc="Whether a commit waits until its file has reached the disk. false survives a killed "
-        "process but not a power failure.",
-    ),
-    Option(
-        "orphan.ageMs", "orphan_age_ms", "long", 3600000, scope="engine",
-        unit="ms", minimum=0,
-        doc="Age from which maintenance deletes files that no version refers to.",
-    ),
-    Option(
-        "heap.maxStateBytes", "heap_max_state_bytes", "long", 5242880, scope="engine",
-        unit="bytes", minimum=1,
-        doc="Heap backend: the most that the state of one store, a state partition of an operator, "
-        "may hold, counted as the bytes of its keys and values in Spark's encoding. A commit that "
-        "would exceed it is refused.",
-    ),
-    Option(
-        "heap.onDriverLoss", "heap_on_driver_loss", "string", "fail", scope="engine",
-        choices=("fail", "empty"),
-        doc="Heap backend: whether a query fails when it is restarted without the driver that held "
-        "its state, or starts with empty state and a warning in the log.",
-    ),
-    Option(
-        "checkpointStorage", "checkpoint_storage", "string", "", scope="engine", fixed=True,
-        doc="URI of the directory under which state is kept, in a directory of its own for each "
-        "checkpoint; empty keeps it in Spark's checkpoint directory. See docs/storage.md.",
-    ),
-    Option(
-        "s3.region", "s3_region", "string", "", scope="engine",
-        doc="Region of the buckets; empty takes the AWS chain's.",
-    ),
-    Option(
-        "s3.endpoint", "s3_endpoint", "url", "", scope="engine",
-        doc="URL of an S3 server other than AWS's own.",
-    ),
-    Option(
-        "s3.pathStyle", "s3_path_style", "boolean", False, scope="engine",
-        doc="Whether the bucket is part of the path instead of the host name, as for most servers "
-        "other than AWS's.",
-    ),
-    Option(
-        "s3.sse", "s3_sse", "string", "", scope="engine",
-        choices=("", "AES256", "aws:kms"),
-        doc="Server-side encryption of written objects; empty leaves it to the bucket.",
-    ),
-    Option(
-        "s3.sseKmsKey", "s3_sse_kms_key", "string", "", scope="engine",
-        doc="ID of the key for aws:kms.",
-    ),
-    Option(
-        "s3.accessKey", "s3_access_key", "string", "", scope="engine",
-        doc="Access key; empty takes the AWS chain's (environment, profile, role).",
-    ),
-    Option(
-        "s3.secretKey", "s3_secret_key", "string", "", scope="engine",
-        doc="Secret of the access key.",
-    ),
-    Option(
-        "s3.sessionToken", "s3_session_token", "string", "", scope="engine",
-        doc="Token of temporary credentials.",
-    ),
-    Option(
-        "s3.maxAttempts", "s3_max_attempts", "int", 8, scope="engine",
-        unit="tries", minimum=1, maximum=100,
-        doc="Tries of a request that the server throttled or did not answer, with growing waits.",
-    ),
-    Option(
-        "s3.timeoutMs", "s3_timeout_ms", "long", 30000, scope="engine",
-        unit="ms", minimum=1,
-        doc="Wait for a connection, and for the next bytes of an answer.",
-    ),
-    Option(
-        "fetch.cacheBytes", "fetch_cache_bytes", "long", 1073741824, scope="engine",
-        unit="bytes", minimum=0,
-        doc="Files fetched by an engine that stay on the local disk for the next restore, those of "
-        "all queries together; the largest value of its queries counts.",
-    ),
-)  # fmt: skip
-
-IGNORED: tuple[tuple[str, str], ...] = (
-    ("rocksdb.trackTotalNumberOfRows", "rows are always counted, exactly and at no cost"),
-    ("rocksdb.writeBufferSizeMB", "rows are ingested as files and pass through no write buffer"),
-    ("rocksdb.maxWriteBufferNumber", "rows are ingested as files and pass through no write buffer"),
-    ("rocksdb.changelogCheckpointing.enabled", "rocksdb.incremental says it"),
-    ("rocksdb.maxOpenFiles", "readers keep the files of their version open"),
-    ("rocksdb.boundedMemoryUsage", "memory is always bounded: rocksdb.memoryBytes"),
-    ("rocksdb.maxMemoryUsageMB", "memory is always bounded: rocksdb.memoryBytes"),
-    ("rocksdb.writeBufferCacheRatio", "memory is always bounded: rocksdb.memoryBytes"),
-    ("rocksdb.highPriorityPoolRatio", "memory is always bounded: rocksdb.memoryBytes"),
-    ("rocksdb.memoryUpdateIntervalMs", "memory is always bounded: rocksdb.memoryBytes"),
-    ("rocksdb.lockAcquireTimeoutMs", "no instance is locked between tasks"),
-    ("rocksdb.resetStatsOnLoad", "metrics are counted for each batch"),
-    ("rocksdb.formatVersion", "the format of an SST is the engine's"),
-    ("rocksdb.allowFAllocate", "files are ingested whole"),
-    ("rocksdb.mergeOperatorVersion", "values are put together before they are written"),
-    ("rocksdb.fileChecksumEnabled", "every file is always checked"),
-    ("rocksdb.checkpointFileChecksumEnabled", "every file is always checked"),
-    ("rocksdb.fileChecksumThreadPoolSize", "every file is always checked"),
-    ("rocksdb.verifyNonEmptyFilesInZip", "there are no zip files"),
-    ("rocksdb.checkStaleReusedFilesInSnapshot", "files are named by version and never reused"),
-)
-"""Options of Spark's RocksDB provider that the rocksdb backend does not follow, and why."""
-
-BY_KEY: dict[str, Option] = {option.key: option for option in TABLE}
+def _option(
+    key: str, default: OptionValue, type: OptionType, *, secret: bool = False, **row: Any
+) -> Any:
+    """Return the field of an option: what Option says of it, but for its name."""
+    row |= {"key": key, "type": type}
+    return field(default=default, repr=not secret, metadata=row)
 
 
 @dataclass(frozen=True, slots=True)
 class StateStoreOptions:
-    """Every number and switch a user can set, checked; meanings and ranges are in TABLE.
+    """Every number and switch a user can set, checked; each field with its row of TABLE.
 
     `min_versions_to_retain` is Spark's own `spark.sql.streaming.minBatchesToRetain` and therefore
     not in the table: how many of the newest versions can be loaded, at least 1.
     """
 
-    max_parallelism: int = 0
-    partitions: int = 0
-    file_compression: str = "zstd"
-    overlay_max_bytes: int = -1
-    off_heap_enabled: bool = False
-    snapshot_max_chain_length: int = 32
-    snapshot_replay_ratio: float = 1.0
-    rocksdb_incremental: bool = True
-    rocksdb_merge_min_files: int = 8
-    rocksdb_memory_bytes: int = 134217728
-    rocksdb_row_cache_bytes: int = -1
-    rocksdb_block_cache_size_mb: int = 128
-    rocksdb_block_size_kb: int = 4
-    rocksdb_compression: str = "lz4"
-    rocksdb_compact_on_commit: bool = False
-    engine_processes: int = 0
-    engine_call_timeout_ms: int = 600000
-    engine_otlp_endpoint: str = ""
-    engine_package: str = "embedded"
-    lease_interval_ms: int = 10000
-    fsync_enabled: bool = True
-    orphan_age_ms: int = 3600000
-    heap_max_state_bytes: int = 5242880
-    heap_on_driver_loss: str = "fail"
-    checkpoint_storage: str = ""
-    s3_region: str = ""
-    s3_endpoint: str = ""
-    s3_path_style: bool = False
-    s3_sse: str = ""
-    s3_sse_kms_key: str = ""
-    # Never shown: no error, log or metric names them.
-    s3_access_key: str = field(default="", repr=False)
-    s3_secret_key: str = field(default="", repr=False)
-    s3_session_token: str = field(default="", repr=False)
-    s3_max_attempts: int = 8
-    s3_timeout_ms: int = 30000
-    fetch_cache_bytes: int = 1073741824
+    # fmt: off
+    max_parallelism: int = _option(
+        "maxParallelism", 0, "int", scope="both",
+        minimum=0, maximum=32768, fixed=True,
+        doc="Number of key groups, the most state partitions a rescale makes without hashing rows "
+        "anew. 0 takes the largest N * 2^k up to 32768, N being the number of state partitions.",
+    )
+    partitions: int = _option(
+        "partitions", 0, "int", scope="shim",
+        minimum=0, maximum=32768,
+        doc="Number of state partitions. 0: a new query takes spark.sql.shuffle.partitions, an old "
+        "one keeps what it has. A query whose checkpoint has another number does not start, and "
+        "the error shows the command that rescales; statestore.run does it before it starts.",
+    )
+    file_compression: str = _option(
+        "file.compression", "zstd", "string", scope="both",
+        choices=("none", "zstd"),
+        doc="Compression of the buffers in delta and snapshot files.",
+    )
+    overlay_max_bytes: int = _option(
+        "overlay.maxBytes", -1, "long", scope="shim",
+        unit="bytes", minimum=-1,
+        doc="Uncommitted writes that an executor keeps on its heap, all stores together; beyond "
+        "its share, at least 1 MiB, a store spills to local sorted runs. -1 takes a quarter of the "
+        "largest heap (-Xmx).",
+    )
+    off_heap_enabled: bool = _option(
+        "offHeap.enabled", False, "boolean", scope="shim",
+        doc="Whether committed rows are in memory outside of the JVM's heap, where no garbage "
+        "collection looks at them: all of filesystem and heap, of rocksdb as many as fit. It is "
+        "taken from spark.memory.offHeap.size, which the application has to have. See "
+        "docs/sizing.md.",
+    )
+    snapshot_max_chain_length: int = _option(
+        "snapshot.maxChainLength", 32, "int", scope="engine",
+        unit="deltas", minimum=1, maximum=1000,
+        doc="Number of deltas since the last snapshot at which a new one is taken. The rocksdb "
+        "backend merges files instead: rocksdb.mergeMinFiles. Spark asks for one after five times "
+        "spark.sql.streaming.stateStore.minDeltasForSnapshot, 50: for more, raise that too.",
+    )
+    snapshot_replay_ratio: float = _option(
+        "snapshot.replayRatio", 1.0, "float", scope="engine",
+        minimum=0.1, maximum=100,
+        doc="A snapshot is taken when a restore is estimated to cost (1 + ratio) times what it "
+        "would cost from a fresh snapshot, and at least 50 ms more; or when 8 deltas or more hold "
+        "(1 + ratio) times the rows of the state.",
+    )
+    rocksdb_incremental: bool = _option(
+        "rocksdb.incremental", True, "boolean", scope="both",
+        doc="Whether a commit of the rocksdb backend makes only the rows of its batch durable. "
+        "false writes the full state into every version's file.",
+    )
+    rocksdb_merge_min_files: int = _option(
+        "rocksdb.mergeMinFiles", 8, "int", scope="engine",
+        unit="files", minimum=2, maximum=1000,
+        doc="Fewest durable files of similar size that are merged into one, in the background. "
+        "Spark asks for it after five times "
+        "spark.sql.streaming.stateStore.minDeltasForSnapshot, 50: for more, raise that too.",
+    )
+    rocksdb_memory_bytes: int = _option(
+        "rocksdb.memoryBytes", 134217728, "long", scope="engine",
+        unit="bytes", minimum=8388608,
+        doc="Block cache and write buffers of all databases of an engine process together. The "
+        "first query of the process sets it.",
+    )
+    rocksdb_row_cache_bytes: int = _option(
+        "rocksdb.rowCacheBytes", -1, "long", scope="shim",
+        unit="bytes", minimum=-1,
+        doc="Rows read from RocksDB and written to it that an executor keeps on its heap, all "
+        "stores of the rocksdb backend together. -1 takes an eighth of the largest heap (-Xmx).",
+    )
+    rocksdb_block_cache_size_mb: int = _option(
+        "rocksdb.blockCacheSizeMB", 128, "int", scope="shim",
+        unit="MiB", minimum=1,
+        doc="Block cache of an executor's RocksDB readers, all stores together.",
+    )
+    rocksdb_block_size_kb: int = _option(
+        "rocksdb.blockSizeKB", 4, "int", scope="both",
+        unit="KiB", minimum=1, maximum=4096,
+        doc="Size of the blocks in an SST.",
+    )
+    rocksdb_compression: str = _option(
+        "rocksdb.compression", "lz4", "string", scope="both",
+        choices=("none", "snappy", "lz4", "zstd"),
+        doc="Compression of the blocks in an SST.",
+    )
+    rocksdb_compact_on_commit: bool = _option(
+        "rocksdb.compactOnCommit", False, "boolean", scope="engine",
+        doc="Whether every commit waits for a compaction of the whole local database.",
+    )
+    engine_processes: int = _option(
+        "engine.processes", 0, "int", scope="shim",
+        unit="processes", minimum=0, maximum=16,
+        doc="Engine processes per executor. 0 takes half of its cores, 1 to 4.",
+    )
+    engine_call_timeout_ms: int = _option(
+        "engine.callTimeoutMs", 600000, "long", scope="shim",
+        unit="ms", minimum=1000,
+        doc="Time without a sign of life of a call after which its engine counts as hung and is "
+        "killed. Moving bytes and finished files are signs of life, so a restore may take as long "
+        "as it needs.",
+    )
+    engine_otlp_endpoint: str = _option(
+        "engine.otlpEndpoint", "", "url", scope="engine",
+        doc="Address of a collector, for example http://collector:4318, to which engines push "
+        "their metrics and a trace of each commit by OTLP over HTTP. Their Python needs the extra "
+        "otel. The first query of the process sets it; empty pushes nothing.",
+    )
+    engine_package: str = _option(
+        "engine.package", "embedded", "string", scope="shim",
+        choices=("embedded", "installed"),
+        doc="Which statestore package an engine runs: the copy embedded in the jar, or the one "
+        "installed in its Python.",
+    )
+    lease_interval_ms: int = _option(
+        "lease.intervalMs", 10000, "long", scope="both",
+        unit="ms", minimum=100, maximum=3600000,
+        doc="How often the driver and each executor of a running query renew its lease on its "
+        "checkpoint. One that is killed counts as a writer for three times as long, except on its "
+        "own machine.",
+    )
+    fsync_enabled: bool = _option(
+        "fsync.enabled", True, "boolean", scope="engine",
+        doc="Whether a commit waits until its file has reached the disk. false survives a killed "
+        "process but not a power failure.",
+    )
+    orphan_age_ms: int = _option(
+        "orphan.ageMs", 3600000, "long", scope="engine",
+        unit="ms", minimum=0,
+        doc="Age from which maintenance deletes files that no version refers to.",
+    )
+    heap_max_state_bytes: int = _option(
+        "heap.maxStateBytes", 5242880, "long", scope="engine",
+        unit="bytes", minimum=1,
+        doc="Heap backend: the most that the state of one store, a state partition of an operator, "
+        "may hold, counted as the bytes of its keys and values in Spark's encoding. A commit that "
+        "would exceed it is refused.",
+    )
+    heap_on_driver_loss: str = _option(
+        "heap.onDriverLoss", "fail", "string", scope="engine",
+        choices=("fail", "empty"),
+        doc="Heap backend: whether a query fails when it is restarted without the driver that held "
+        "its state, or starts with empty state and a warning in the log.",
+    )
+    checkpoint_storage: str = _option(
+        "checkpointStorage", "", "string", scope="engine", fixed=True,
+        doc="URI of the directory under which state is kept, in a directory of its own for each "
+        "checkpoint; empty keeps it in Spark's checkpoint directory. See docs/storage.md.",
+    )
+    s3_region: str = _option(
+        "s3.region", "", "string", scope="engine",
+        doc="Region of the buckets; empty takes the AWS chain's.",
+    )
+    s3_endpoint: str = _option(
+        "s3.endpoint", "", "url", scope="engine",
+        doc="URL of an S3 server other than AWS's own.",
+    )
+    s3_path_style: bool = _option(
+        "s3.pathStyle", False, "boolean", scope="engine",
+        doc="Whether the bucket is part of the path instead of the host name, as for most servers "
+        "other than AWS's.",
+    )
+    s3_sse: str = _option(
+        "s3.sse", "", "string", scope="engine",
+        choices=("", "AES256", "aws:kms"),
+        doc="Server-side encryption of written objects; empty leaves it to the bucket.",
+    )
+    s3_sse_kms_key: str = _option(
+        "s3.sseKmsKey", "", "string", scope="engine",
+        doc="ID of the key for aws:kms.",
+    )
+    s3_access_key: str = _option(
+        "s3.accessKey", "", "string", scope="engine", secret=True,
+        doc="Access key; empty takes the AWS chain's (environment, profile, role).",
+    )
+    s3_secret_key: str = _option(
+        "s3.secretKey", "", "string", scope="engine", secret=True,
+        doc="Secret of the access key.",
+    )
+    s3_session_token: str = _option(
+        "s3.sessionToken", "", "string", scope="engine", secret=True,
+        doc="Token of temporary credentials.",
+    )
+    s3_max_attempts: int = _option(
+        "s3.maxAttempts", 8, "int", scope="engine",
+        unit="tries", minimum=1, maximum=100,
+        doc="Tries of a request that the server throttled or did not answer, with growing waits.",
+    )
+    s3_timeout_ms: int = _option(
+        "s3.timeoutMs", 30000, "long", scope="engine",
+        unit="ms", minimum=1,
+        doc="Wait for a connection, and for the next bytes of an answer.",
+    )
+    fetch_cache_bytes: int = _option(
+        "fetch.cacheBytes", 1073741824, "long", scope="engine",
+        unit="bytes", minimum=0,
+        doc="Files fetched by an engine that stay on the local disk for the next restore, those of "
+        "all queries together; the largest value of its queries counts.",
+    )
+    # fmt: on
     min_versions_to_retain: int = 100
 
     def __post_init__(self) -> None:
@@ -437,6 +381,40 @@ class StateStoreOptions:
                 raise _unknown(full_key, [known.full_key for known in TABLE])
             values[option.field] = option.parse(value)
         return cls(**values)
+
+
+TABLE: tuple[Option, ...] = tuple(
+    Option(field=known.name, default=known.default, **known.metadata)
+    for known in fields(StateStoreOptions)
+    if known.metadata
+)
+"""One row for each option, in the order of the fields."""
+
+BY_KEY: dict[str, Option] = {option.key: option for option in TABLE}
+
+IGNORED: tuple[tuple[str, str], ...] = (
+    ("rocksdb.trackTotalNumberOfRows", "rows are always counted, exactly and at no cost"),
+    ("rocksdb.writeBufferSizeMB", "rows are ingested as files and pass through no write buffer"),
+    ("rocksdb.maxWriteBufferNumber", "rows are ingested as files and pass through no write buffer"),
+    ("rocksdb.changelogCheckpointing.enabled", "rocksdb.incremental says it"),
+    ("rocksdb.maxOpenFiles", "readers keep the files of their version open"),
+    ("rocksdb.boundedMemoryUsage", "memory is always bounded: rocksdb.memoryBytes"),
+    ("rocksdb.maxMemoryUsageMB", "memory is always bounded: rocksdb.memoryBytes"),
+    ("rocksdb.writeBufferCacheRatio", "memory is always bounded: rocksdb.memoryBytes"),
+    ("rocksdb.highPriorityPoolRatio", "memory is always bounded: rocksdb.memoryBytes"),
+    ("rocksdb.memoryUpdateIntervalMs", "memory is always bounded: rocksdb.memoryBytes"),
+    ("rocksdb.lockAcquireTimeoutMs", "no instance is locked between tasks"),
+    ("rocksdb.resetStatsOnLoad", "metrics are counted for each batch"),
+    ("rocksdb.formatVersion", "the format of an SST is the engine's"),
+    ("rocksdb.allowFAllocate", "files are ingested whole"),
+    ("rocksdb.mergeOperatorVersion", "values are put together before they are written"),
+    ("rocksdb.fileChecksumEnabled", "every file is always checked"),
+    ("rocksdb.checkpointFileChecksumEnabled", "every file is always checked"),
+    ("rocksdb.fileChecksumThreadPoolSize", "every file is always checked"),
+    ("rocksdb.verifyNonEmptyFilesInZip", "there are no zip files"),
+    ("rocksdb.checkStaleReusedFilesInSnapshot", "files are named by version and never reused"),
+)
+"""Options of Spark's RocksDB provider that the rocksdb backend does not follow, and why."""
 
 
 def spark_conf(options: Mapping[str, object]) -> dict[str, str]:

@@ -1,21 +1,12 @@
-"""Options: one class, one table, and what a user is told about a wrong key."""
+"""Options: one class, and what a user is told about a wrong key."""
 
 import json
-from dataclasses import fields
 
 import pytest
 
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.options import PREFIX, TABLE, StateStoreOptions
 from tools.option_table import reference, table_json
-
-
-def test_table_and_class_agree():
-    """Catches a key without a field, a field without a key, or two different defaults."""
-    from_class = {field.name: field.default for field in fields(StateStoreOptions)}
-    from_class.pop("min_versions_to_retain")
-
-    assert from_class == {option.field: option.default for option in TABLE}
 
 
 def test_unknown_key_is_refused_with_the_nearest_name():

@@ -13,6 +13,7 @@ import org.slf4j.LoggerFactory
 
 import org.apache.spark.SPARK_VERSION
 import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
+import org.apache.spark.unsafe.types.UTF8String
 
 /**
  * The options of one query, checked. The table of options (names, defaults, ranges) comes from the
@@ -128,26 +129,13 @@ object ShimOptions {
     if (key.startsWith(Prefix) && !keys.contains(key) && !ignored.contains(key) &&
       !StateStoreInternals.sqlConfKeys.contains(key)) {
       val known = keys ++ StateStoreInternals.sqlConfKeys.filter(_.startsWith(Prefix))
-      val nearest = known.toSeq.sorted.minBy(editDistance(key, _))
+      val nearest = known.toSeq.sorted.minBy { other =>
+        UTF8String.fromString(key).levenshteinDistance(UTF8String.fromString(other))
+      }
       throw new IllegalArgumentException(
         s"[unknown-option] unknown option: key=$key, nearest=$nearest. To fix: use $nearest, or " +
           "remove it; docs/configuration.md lists every option")
     }
-  }
-
-  /** Number of characters to insert, delete or replace to get from one text to the other. */
-  private def editDistance(from: String, to: String): Int = {
-    var previous = Array.range(0, to.length + 1)
-    for (i <- 1 to from.length) {
-      val current = new Array[Int](to.length + 1)
-      current(0) = i
-      for (j <- 1 to to.length) {
-        val replaced = previous(j - 1) + (if (from(i - 1) == to(j - 1)) 0 else 1)
-        current(j) = math.min(replaced, math.min(previous(j), current(j - 1)) + 1)
-      }
-      previous = current
-    }
-    previous(to.length)
   }
 
   private lazy val (table: Seq[TableRow], ignored: Map[String, String]) = {
@@ -189,32 +177,12 @@ object ShimOptions {
       }
       parsed.getOrElse(throw new IllegalArgumentException(
         s"[invalid-option] value of an option is out of range: $key=$value. " +
-          s"To fix: set it to $range, or leave it out for $defaultText"))
+          s"To fix: set it to ${json.get("range").asText}, " +
+          s"or leave it out for ${json.get("default_text").asText}"))
     }
 
     private def inRange(value: BigDecimal): Boolean =
       minimum.forall(_ <= value) && maximum.forall(value <= _)
-
-    private def defaultText: String = orEmpty(default.asText)
-
-    // No text, as a user writes it: a word would be taken for a value.
-    private def orEmpty(text: String): String = if (text.isEmpty) "\"\"" else text
-
-    private def range: String = kind match {
-      case _ if choices.nonEmpty =>
-        choices.map(orEmpty).mkString(" or ")
-      case "boolean" => "true or false"
-      case "string" => "any text"
-      case "url" => "http://HOST:PORT or https://HOST:PORT"
-      case _ =>
-        val number = if (kind == "float") "a number" else "a whole number"
-        (minimum, maximum) match {
-          case (Some(least), Some(most)) => s"$number from $least to $most"
-          case (Some(least), None) => s"$number of at least $least"
-          case (None, Some(most)) => s"$number of at most $most"
-          case (None, None) => number
-        }
-    }
   }
 
   private def nodes = JsonNodeFactory.instance
