@@ -116,8 +116,10 @@ def check_version(trailer: Trailer, version: int, checkpoint_id: str | None, pat
         )
 
 
-def check_ref(trailer: Trailer, size: int, ref: FileRef, path: str) -> None:
-    """Check that a file is the one a reference names.
+def check_ref(trailer: Trailer, ref: FileRef, path: str) -> None:
+    """Check that a file is the one a reference names, or has its rows.
+
+    An attempt may write it twice, where its engine dies, and the second time in other bytes.
 
     Raises:
         FencedError: Another attempt replaced it with other rows (kind lineage-broken).
@@ -134,18 +136,13 @@ def check_ref(trailer: Trailer, size: int, ref: FileRef, path: str) -> None:
             to_fix="go back to an older version, or use checkpoint format v2 "
             "(spark.sql.streaming.stateStore.checkpointFormatVersion=2): it keeps attempts apart",
         )
-    same_attempt = trailer.checkpoint_id == ref.checkpoint_id
-    if (
-        trailer.kind != ref.kind
-        or trailer.rows.total != ref.rows
-        or (same_attempt and size != ref.size)
-    ):
+    if trailer.kind != ref.kind or trailer.rows.total != ref.rows:
         raise CorruptionError(
             "a file is not the one its reference names",
             file=path,
             offset=0,
-            expected=f"{ref.kind} of {ref.rows} rows, {ref.size} bytes",
-            found=f"{trailer.kind} of {trailer.rows.total} rows, {size} bytes",
+            expected=f"{ref.kind} of {ref.rows} rows",
+            found=f"{trailer.kind} of {trailer.rows.total} rows",
             to_fix="restore the file from a copy",
         )
 

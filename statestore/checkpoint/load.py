@@ -145,7 +145,7 @@ def open_ref(location: StoreLocation, ref: FileRef) -> StateFile:
         with named_errors("open a file", local_path):
             file = StateFile(local_path, ref.clip, path)
         check_store(file.trailer, store_of_path(location.store, ref.path), path)
-        check_ref(file.trailer, file.size, ref, path)
+        check_ref(file.trailer, ref, path)
         file.verify()
         return file
 
@@ -401,22 +401,20 @@ def check_settings(
         )
 
 
-def check_partition_exists(
-    location: StoreLocation, version: int, num_partitions: int | None
-) -> None:
+def check_partition_exists(location: StoreLocation, version: int, num_partitions: int) -> None:
     """Check that a missing version is not of a state partition the checkpoint never had.
 
     Args:
         location: The store that has no such version.
         version: At least 1.
-        num_partitions: Number of state partitions of the query, None where no query runs.
+        num_partitions: Number of state partitions of the query.
 
     Raises:
         IncompatibleError: State partition 0 has the version, with another number of partitions.
             That partition gets the same error: any task may be the first to fail.
         CorruptionError, StorageError: As `read_trailer`.
     """
-    if num_partitions is None or location.store.partition == 0:
+    if location.store.partition == 0:
         return
     first = location.sibling(0)
     for info in first.io.list(first.directory):

@@ -169,5 +169,5 @@ def _retained(
 def _read(location: StoreLocation, ref: FileRef) -> PublishedFile:
     """Read the trailer of a delta that a chain names."""
     found = read_trailer(location, ref.path)
-    check_ref(found.trailer, found.ref.size, ref, location.path(ref.path))
+    check_ref(found.trailer, ref, location.path(ref.path))
     return PublishedFile(ref, found.trailer)

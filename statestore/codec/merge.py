@@ -255,30 +255,38 @@ def merge_rows(
     filled = [(piece, age) for piece, age in zip(pieces, ages, strict=True) if piece.num_rows]
     if not filled:
         return _EMPTY
-    groups = np.concatenate([sort_group(piece, max_parallelism) for piece, _ in filled])
-    rows = _single_batch([piece for piece, _ in filled])
+    pieces = [piece for piece, _ in filled]
+    groups = np.concatenate([sort_group(piece, max_parallelism) for piece in pieces])
+    ops = np.concatenate([to_numpy(piece.column(2), np.uint8) for piece in pieces])
+    keys: Any = pa.concat_arrays([piece.column(3) for piece in pieces])
+    order = np.arange(len(groups))
     if len(filled) > 1:
         age_column = np.concatenate([np.full(p.num_rows, age, np.int32) for p, age in filled])
-        order = pc.sort_indices(
+        sorted_indices = pc.sort_indices(
             pa.table(
-                [
-                    from_numpy(groups, pa.uint32()),
-                    rows.column(3),
-                    from_numpy(age_column, pa.int32()),
-                ],
+                [from_numpy(groups, pa.uint32()), keys, from_numpy(age_column, pa.int32())],
                 names=["group", "key", "age"],
             ),
             sort_keys=[("group", "ascending"), ("key", "ascending"), ("age", "ascending")],
         )
-        groups = groups[to_numpy(order, np.uint64)]
-        rows = rows.take(order)
-    return _live_rows(rows, groups)
+        order = to_numpy(sorted_indices, np.uint64).astype(np.int64)
+        groups, ops, keys = groups[order], ops[order], keys.take(sorted_indices)
+    starts_key = _starts_of_keys(keys, groups)
+    # Of a key that changes often most rows go: values are put together of those that stay.
+    if not (ops == MERGE).any():
+        counts = np.append(starts_key[1:], True) & (ops == PUT)
+        return _as_puts(_taken(pieces, order[counts]))
+    key_number = np.cumsum(starts_key) - 1
+    counts = _counting(ops, key_number)
+    return _joined(_taken(pieces, order[counts]), key_number[counts])
 
 
 _EMPTY = no_rows(SCHEMA)
 
 
-def _single_batch(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _single_batch(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(pieces) == 1:
+        return pieces[0]
     batches = pa.Table.from_batches(pieces).combine_chunks().to_batches()
     if len(batches) != 1:
         raise InternalError(
@@ -289,42 +297,55 @@ def _single_batch(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0]
 
 
-def _live_rows(batch: pa.RecordBatch, groups: npt.NDArray[np.uint32]) -> pa.RecordBatch:
-    """Reduce sorted rows, oldest first within a key, to one put a key; keys that end deleted go."""
+def _taken(pieces: Sequence[pa.RecordBatch], rows: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """Return rows by their number in all pieces together; values of others are not copied."""
+    if not len(rows):
+        return _EMPTY
+    ends = np.cumsum([piece.num_rows for piece in pieces])
+    if len(rows) < ends[-1]:
+        is_taken = np.zeros(ends[-1], bool)
+        is_taken[rows] = True
+        starts = np.append(0, ends[:-1])
+        pieces = [
+            pick(piece, is_taken[start:end])
+            for piece, start, end in zip(pieces, starts, ends, strict=True)
+        ]
+        rows = np.cumsum(is_taken)[rows] - 1
+    taken = _single_batch(pieces)
+    return taken if len(pieces) == 1 else taken.take(from_numpy(rows, pa.int64()))
+
+
+def _starts_of_keys(keys: Any, groups: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
+    """Return which of the sorted rows are the first of their key."""
     import pyarrow.compute as pc
 
-    num_rows = batch.num_rows
-    ops = to_numpy(batch.column(2), np.uint8)
-    keys = batch.column(3)
-    starts_key = np.ones(num_rows, bool)
-    if num_rows > 1:
-        other_key = pc.not_equal(keys.slice(1), keys.slice(0, num_rows - 1))
+    starts = np.ones(len(keys), bool)
+    if len(keys) > 1:
+        other_key = pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1))
         differs = to_numpy(other_key.cast(pa.uint8()), np.uint8).astype(bool)
-        starts_key[1:] = differs | (groups[1:] != groups[:-1])
-    if not (ops == MERGE).any():
-        ends_key = np.append(starts_key[1:], True)
-        keep = ends_key & (ops == PUT)
-        return _as_puts(pick(batch, keep))
-    return _with_merges(batch, ops, starts_key)
+        starts[1:] = differs | (groups[1:] != groups[:-1])
+    return starts
 
 
-def _with_merges(
-    batch: pa.RecordBatch, ops: npt.NDArray[np.uint8], starts_key: npt.NDArray[np.bool_]
-) -> pa.RecordBatch:
-    # A row counts from the last put or delete of its key on: earlier ones were overwritten.
+def _counting(
+    ops: npt.NDArray[np.uint8], key_number: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """Return which rows count: those from the last put or delete of their key on, but deletes."""
     row = np.arange(len(ops))
-    key_number = np.cumsum(starts_key) - 1
     last_base = np.full(key_number[-1] + 1, -1)
     is_base = ops != MERGE
     # Rows ascend, and of several assignments to one place numpy keeps the last.
     last_base[key_number[is_base]] = row[is_base]
-    counts = (row >= last_base[key_number]) & (ops != DELETE)
-    kept = pick(batch, counts)
-    kept_keys = key_number[counts]
-    if len(kept_keys) == 0:
+    counts: npt.NDArray[np.bool_] = (row >= last_base[key_number]) & (ops != DELETE)
+    return counts
+
+
+def _joined(kept: pa.RecordBatch, kept_keys: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """Join the values of each key, whose rows lie side by side."""
+    if not len(kept_keys):
         return _EMPTY
     starts = np.flatnonzero(np.append(True, kept_keys[1:] != kept_keys[:-1]))
-    # The values of one key lie side by side now, so dropping the offsets between them joins them.
+    # Dropping the offsets between values joins them.
     values = kept.column(4)
     data = values.buffers()[2]
     offsets = _offsets(values)

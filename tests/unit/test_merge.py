@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -70,6 +71,21 @@ def test_merged_rows_are_what_a_dict_says(versions):
     merged = merge_rows(pieces, list(range(len(pieces))), G)
 
     assert merged.to_pylist() == expected_rows(versions)
+
+
+def test_values_that_were_overwritten_count_for_nothing():
+    """Catches a large value that changes often, of which all versions are to fit 2 GiB."""
+    data = pa.py_buffer(bytes(80 << 20))
+    whole = pa.Array.from_buffers(
+        pa.binary(), 1, [None, pa.py_buffer(np.array([0, len(data)], np.int32)), data]
+    )
+    first = batch_from_rows([Row(0, 0, PUT, b"k", b"")], G)
+    piece = pa.RecordBatch.from_arrays([*first.columns[:4], whole], schema=SCHEMA)
+    parts = [batch_from_rows([Row(0, 0, MERGE, b"k", b"%d" % n)], G) for n in range(3)]
+
+    merged = merge_rows([piece] * 32 + parts, list(range(35)), G)
+
+    assert merged["value"].to_pylist() == [data.to_pybytes() + b"012"]
 
 
 def write_run(directory, number, rows, **how):

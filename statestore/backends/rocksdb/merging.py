@@ -76,7 +76,7 @@ def open_sst(location: StoreLocation, ref: FileRef) -> SealedFile:
         with named_errors("open a file", local_path):
             file = SealedFile(local_path, path)
         check_store(file.trailer, store_of_path(location.store, ref.path), path)
-        check_ref(file.trailer, file.size, ref, path)
+        check_ref(file.trailer, ref, path)
         file.verify()
         return file
 

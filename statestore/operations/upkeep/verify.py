@@ -353,7 +353,7 @@ class _Verifier:
         found: StateStoreError | None = None
         try:
             published = read_trailer(location, ref.path)
-            check_ref(published.trailer, published.ref.size, ref, path)
+            check_ref(published.trailer, ref, path)
             if self._deep:
                 local_path = location.io.fetch(path)
                 with named_errors("open a file", local_path):
