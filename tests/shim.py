@@ -34,9 +34,9 @@ class Engine(EngineService):
 
     made: ClassVar[list["Engine"]] = []
 
-    def __init__(self, scratch, io=None):
+    def __init__(self, scratch, io=None, clock=None):
         Path(scratch).mkdir(parents=True, exist_ok=True)
-        super().__init__(scratch, io)
+        super().__init__(scratch, io, clock)
         self.made.append(self)
 
     def settle(self):

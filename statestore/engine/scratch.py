@@ -3,13 +3,14 @@
     <scratch>/lock                            held by all that use the directory
     <scratch>/engine-<name>/unfinished/       what the engine is writing: snapshots, merged files
     <scratch>/engine-<name>/fetched/shared/   local copies of files of remote storage
+    <scratch>/engine-<name>/rocksdb/          local databases
     <scratch>/engine-<name>/starts            a byte for each engine that had the name
-    <scratch>/rocksdb/                        local databases
     <scratch>/*                               what the shim makes: deltas to commit
 
 JVM and engines hold the lock of `statestore.io.scratch`; an engine that starts removes directories
 of others that are all gone. If only an engine died, the engine that replaces it under the same name
-removes its unfinished files, and keeps the fetched ones, which the JVM may be reading.
+removes its unfinished files. It keeps the fetched ones, which the JVM may be reading, and the
+databases, which are taken again by the stores that come back.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class EngineDirectory:
         """For files that are not finished."""
         self.fetched = f"{scratch_directory}/engine-{name}/fetched"
         """For local copies of the files of remote storages."""
+        self.databases = f"{scratch_directory}/engine-{name}/rocksdb"
+        """For local databases."""
 
     def begin(self) -> int:
         """Make the directory, and remove unfinished files of an engine with the name.

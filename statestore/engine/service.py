@@ -74,7 +74,7 @@ class EngineService:
         self._hadoop = hadoop
         self._leases = QueryLeases(self._storages, self._clock, application, executor)
         self._sessions = Sessions(
-            self._storages, self._clock, scratch_directory, own.unfinished, snapshot_pool()
+            self._storages, self._clock, own.databases, own.unfinished, snapshot_pool()
         )
         self._telemetry = Telemetry(
             self._gauges,

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import shutil
 import threading
 from collections import OrderedDict
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.backends.opening import open_versions
@@ -36,6 +38,8 @@ _MAX_GONE = 10_000
 """Provider instances that are remembered after they closed, longer than any task outlives one."""
 MAX_CLOSED_STORES = 32
 """Stores closed last that keep their files on the local disk, for when they come back."""
+LEFT_MS = 3_600_000
+"""How long the local databases of an engine that died are kept for the stores that it had."""
 
 
 class Sessions:
@@ -44,7 +48,8 @@ class Sessions:
     Args:
         storages: Storages of the stores' files.
         clock: Source of time.
-        scratch_directory: Local databases go below it.
+        database_directory: Local databases go below it, where there may be those of an engine that
+            died.
         work_directory: Local directory for unfinished files.
         pool: Takes snapshots.
     """
@@ -53,13 +58,13 @@ class Sessions:
         self,
         storages: Storages,
         clock: Clock,
-        scratch_directory: str,
+        database_directory: str,
         work_directory: str,
         pool: ThreadPoolExecutor,
     ) -> None:
         self._storages = storages
         self._clock = clock
-        self._scratch_directory = scratch_directory
+        self._database_directory = database_directory
         self._work_directory = work_directory
         self._pool = pool
         self._lock = threading.Lock()
@@ -72,6 +77,8 @@ class Sessions:
         self._rocksdb_memory_asked: set[int] = set()
         self._rocksdb_directories: set[str] = set()
         """Of the local databases of the sessions."""
+        self._left_until_ms: int | None = clock.elapsed_ms() + LEFT_MS
+        """How long databases of an engine that died wait for their stores; None once they went."""
 
     @property
     def num_open(self) -> int:
@@ -139,6 +146,7 @@ class Sessions:
         for key in self._keys_to_close(request):
             self._leave(key, provider)
         self._forget_closed()
+        self._forget_left()
 
     def _leave(self, key: tuple[str, StoreLocation], provider: str) -> None:
         """Note that a provider instance no longer uses a store at a place, if it did."""
@@ -186,9 +194,7 @@ class Sessions:
         with self._lock:
             # The same store by other credentials is another session, with a database of its own.
             # A new engine takes the first name, so that is where the database of its last one is.
-            directories = (
-                f"{self._scratch_directory}/rocksdb/{name}-{number}" for number in count(1)
-            )
+            directories = (f"{self._database_directory}/{name}-{number}" for number in count(1))
             directory = next(path for path in directories if path not in self._rocksdb_directories)
             self._rocksdb_directories.add(directory)
         return directory, memory
@@ -221,3 +227,17 @@ class Sessions:
                 with self._lock:
                     if key not in self._open:
                         self._closed.setdefault(key, session)
+
+    def _forget_left(self) -> None:
+        """Remove databases of an engine that died, of stores that have not come back to this one.
+
+        Rows that somebody reads there are in files that he holds open.
+        """
+        with self._lock:
+            if self._left_until_ms is None or self._clock.elapsed_ms() < self._left_until_ms:
+                return
+            self._left_until_ms = None
+            taken = {Path(path).name for path in self._rocksdb_directories}
+            for path in Path(self._database_directory).glob("*-*"):
+                if "-".join(path.name.split("-")[:2]) not in taken:
+                    shutil.rmtree(path, ignore_errors=True)

@@ -259,7 +259,7 @@ def test_store_that_was_forgotten_comes_back_to_the_same_directory(tmp_path):
     shim = RocksDBShim(tmp_path)
     engine = Engine(shim.scratch)
     shim.commit(engine, rows(1))
-    (path,) = Path(shim.scratch, "rocksdb").iterdir()
+    (path,) = Path(shim.scratch).glob("engine-*/rocksdb/*")
     for used in (shim, *others):
         engine.call("load", **used.load(used.parent["version"] if used.parent else 0))
         engine.call("close", store=used.store, backend="rocksdb")

@@ -13,9 +13,10 @@ import pytest
 from statestore.backends.rocksdb.database import MAX_WAITING
 from statestore.backends.rocksdb.view import View
 from statestore.codec.rows import PUT, Row
+from statestore.core.clock import ManualClock
 from statestore.core.errors import StorageError
 from statestore.core.options import StateStoreOptions
-from statestore.engine.sessions import MAX_CLOSED_STORES
+from statestore.engine.sessions import LEFT_MS, MAX_CLOSED_STORES
 from statestore.io.counting import CountingFileIO
 from statestore.io.local import LocalFileIO
 from tests.engine_process import EngineProcess
@@ -79,7 +80,7 @@ def test_commit_is_answered_when_the_local_database_cannot_follow(tmp_path):
         commit(engine, 4)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
         commit(engine, 5)
-        shutil.rmtree(tmp_path / "statestore-scratch-1/rocksdb")
+        shutil.rmtree(tmp_path / "statestore-scratch-1/engine-0/rocksdb")
         commit(engine, 6)
         commit(engine, 7)
 
@@ -179,10 +180,38 @@ def test_closed_stores_do_not_fill_the_local_disk(tmp_path):
         assert status["stores"] == 1
         assert reply["rss_share_bytes"] > status["rss_bytes"] / 2
         assert 0 < reply["rocksdb_share_bytes"] < reply["rss_share_bytes"]
-        views = list(Path(shims[0].scratch).glob("rocksdb/*/view-*"))
+        views = list(Path(shims[0].scratch).glob("engine-*/rocksdb/*/view-*"))
         assert len(views) == MAX_CLOSED_STORES
         reads = [engine.call("load", **shim.load())["files_read"] for shim in closed]
         assert reads == [1] * 3 + [0] * MAX_CLOSED_STORES
+
+
+def test_databases_of_an_engine_that_died_wait_for_their_stores_and_go(tmp_path):
+    """Catches a disk that every engine that dies fills with those of stores that moved away."""
+    shims = [RocksDBShim(tmp_path, partition=n) for n in range(3)]
+    with EngineProcess(shims[0].scratch) as died:
+        for shim in shims:
+            shim.commit(died, rows(1))
+            died.call("load", **shim.load())
+        died.process.kill()
+        died.process.wait()
+    clock = ManualClock()
+    engine = Engine(shims[0].scratch, clock=clock)
+
+    def databases():
+        return len(list(Path(shims[0].scratch).glob("engine-*/rocksdb/*")))
+
+    def read(shim):
+        return engine.call("load", **shim.load())["files_read"]
+
+    assert (read(shims[0]), databases()) == (0, 3)
+    engine.call("close", store=shims[0].store, backend="rocksdb")
+    assert (read(shims[1]), databases()) == (0, 3)
+    clock.advance(LEFT_MS)
+    engine.call("close", store=shims[1].store, backend="rocksdb")
+    assert databases() == 2
+    assert [read(shim) for shim in shims] == [0, 0, 1]
+    assert databases() == 3
 
 
 def test_closed_stores_are_forgotten(tmp_path):
