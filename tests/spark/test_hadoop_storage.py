@@ -53,6 +53,7 @@ def files(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
     jvm: Any = spark._jvm
     configuration = jvm.org.apache.hadoop.conf.Configuration(spark._jsc.hadoopConfiguration())
     configuration.set(MOUNT.format("files"), folder.as_uri())
+    configuration.set("fs.keep.impl", "io.statestore.testing.KeepingFileSystem")
     # Stands for a file system whose jar needs one that is not there: this class's is not.
     configuration.set(
         "fs.unlinked.impl", "org.apache.logging.log4j.core.async.RingBufferLogEventHandler"
@@ -81,6 +82,23 @@ def bench(io: HadoopFileIO, request: pytest.FixtureRequest) -> Iterator[StoreBen
     yield found
     for store in found.opened:
         store.close()
+
+
+def test_file_is_replaced_where_a_rename_replaces_none(files: ShimFiles, tmp_path: Path) -> None:
+    """Catches a lease that looks renewed, and is the old one: Hadoop has no error for it."""
+    (tmp_path / "cache").mkdir()
+    io = HadoopFileIO(files, "keep://", CHECKPOINT, FetchCache(str(tmp_path / "cache"), 1 << 20))
+    (tmp_path / "leases").mkdir()
+    path = f"{tmp_path}/leases/query.json"
+
+    for text in (b"1", b"22", b"333"):
+        io.write(path, text, sync=True, overwrite=True)
+        assert Path(path).read_bytes() == text
+    with pytest.raises(FencedError):
+        io.write(path, b"4444", sync=True, overwrite=False)
+
+    assert Path(path).read_bytes() == b"333"
+    assert [info.name for info in io.list(f"{tmp_path}/leases")] == ["query.json"]
 
 
 def test_rocksdb_store_is_opened_by_another(io: HadoopFileIO) -> None:

@@ -15,6 +15,7 @@ import org.apache.hadoop.fs.{PathIsNotEmptyDirectoryException, UnsupportedFileSy
 import org.apache.hadoop.security.AccessControlException
 
 import org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager
+import org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager
 
 /**
  * Files of every file system that Hadoop can open, for engines, operations and Python on the
@@ -114,11 +115,16 @@ final class HadoopFiles {
     if (!overwrite && path.getFileSystem(of.configuration).exists(path)) {
       throw new FileAlreadyExistsException(path.toString)
     }
+    val manager = of.manager(path)
     val out =
-      try of.manager(path).createAtomic(path, overwriteIfPossible = overwrite)
+      try manager.createAtomic(path, overwriteIfPossible = overwrite)
       catch { case e: FileNotFoundException => throw new DirectoryGoneException(e) }
     try {
       body(out)
+      // Most file systems rename to no file that is there, and this manager then says nothing.
+      if (overwrite && manager.isInstanceOf[FileSystemBasedCheckpointFileManager]) {
+        path.getFileSystem(of.configuration).delete(path, false)
+      }
       out.close()
     } catch {
       case e: Throwable =>

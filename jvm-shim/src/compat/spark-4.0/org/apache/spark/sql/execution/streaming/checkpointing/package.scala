@@ -4,6 +4,8 @@ package org.apache.spark.sql.execution.streaming
 package object checkpointing {
   type CheckpointFileManager = org.apache.spark.sql.execution.streaming.CheckpointFileManager
   val CheckpointFileManager = org.apache.spark.sql.execution.streaming.CheckpointFileManager
+  type FileSystemBasedCheckpointFileManager =
+    org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager
   type OffsetSeqMetadata = org.apache.spark.sql.execution.streaming.OffsetSeqMetadata
   val OffsetSeqMetadata = org.apache.spark.sql.execution.streaming.OffsetSeqMetadata
 }
