@@ -205,6 +205,8 @@ class S3Server:
             return _refuse(start_response, "404 Not Found", "NoSuchUpload")
         if fault == "expired":
             return _refuse(start_response, "400 Bad Request", "ExpiredToken")
+        if fault in ("RequestTimeTooSkewed", "InvalidObjectState"):
+            return _refuse(start_response, "403 Forbidden", fault)
         if fault == "refused" or f"Credential={WRONG_KEY}/" in environ.get(
             "HTTP_AUTHORIZATION", ""
         ):

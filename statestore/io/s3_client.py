@@ -35,6 +35,12 @@ _KINDS = (
 _NO_UPLOAD = "NoSuchUpload"
 _NOT_PERMITTED = {"AccessDenied", "ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
 """Codes of credentials that do not do, some of which come with status 400."""
+_NO_MATTER_OF_PERMISSION = {
+    "RequestTimeTooSkewed": "set the clock of this machine: the server's shows another time",
+    "InvalidObjectState": "bring the object back from the archive, and leave state out of the "
+    "bucket's rules that archive",
+}
+"""What to do about codes that come with status 403, too."""
 
 
 class _Descriptions(Loader):  # type: ignore[misc]
@@ -150,6 +156,15 @@ def _raise_named(
     if status == 412:
         raise existing_file(path) from error
     has_none = isinstance(error, NoCredentialsError | PartialCredentialsError)
+    if code in _NO_MATTER_OF_PERMISSION:
+        raise StorageError(
+            f"cannot {action}",
+            file=path,
+            endpoint=endpoint,
+            code=code,
+            reason=str(error),
+            to_fix=_NO_MATTER_OF_PERMISSION[code],
+        ) from error
     if status in (401, 403) or code in _NOT_PERMITTED or has_none:
         raise StorageError(
             f"cannot {action}: no permission",

@@ -76,9 +76,16 @@ def resolve_s3_path(uri: str) -> str:
     which Spark opens the same URI.
 
     Raises:
-        InvalidArgumentError: It names no bucket.
+        InvalidArgumentError: It names no bucket, or has credentials in it.
     """
     bucket, _, key = uri.partition("://")[2].partition("/")
+    if "@" in bucket:  # which nobody is to see
+        raise InvalidArgumentError(
+            "storage URI has credentials in it",
+            kind="unsupported-scheme",
+            bucket=bucket.rpartition("@")[2],
+            to_fix="give it as s3://bucket/path, and credentials by options or the AWS chain",
+        )
     if not bucket:
         raise InvalidArgumentError(
             "storage URI names no bucket",

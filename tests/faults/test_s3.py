@@ -338,6 +338,23 @@ def test_wrong_credentials_fail_at_once(io, s3_server, bucket, how):
     assert dict(s3_server.requests) == {"PUT": 1}
 
 
+@pytest.mark.parametrize(
+    ("code", "to_fix"), [("RequestTimeTooSkewed", "clock"), ("InvalidObjectState", "archive")]
+)
+def test_refusal_that_is_no_matter_of_permission_says_its_cause(
+    io, s3_server, bucket, code, to_fix
+):
+    """Catches a policy that somebody changes because a clock is wrong."""
+    io.write(f"/{bucket}/a", b"rows", sync=True, overwrite=True)
+    s3_server.fail("GET", code, 1)
+    with pytest.raises(StorageError) as caught:
+        io.fetch(f"/{bucket}/a")
+
+    assert caught.value.kind == "storage"
+    assert to_fix in caught.value.to_fix
+    assert caught.value.fields["code"] == code
+
+
 def test_missing_credentials_fail_at_once(monkeypatch, s3_server, bucket, tmp_path):
     """Catches a traceback of botocore where an error of ours belongs."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
