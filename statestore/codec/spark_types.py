@@ -114,9 +114,11 @@ class SparkType:
 
 
 VARIANT_PARTS = SparkType(
-    "struct", (("value", SparkType("binary")), ("metadata", SparkType("binary")))
+    "struct",
+    (("value", SparkType("binary")), ("metadata", SparkType("binary"))),
+    never_null=frozenset({0, 1}),
 )
-"""What a variant is made of."""
+"""What a variant is made of; a null one has neither."""
 _OF_ARROW: tuple[tuple[Any, str], ...] = (
     (pa.types.is_boolean, "boolean"),
     (pa.types.is_int8, "byte"),

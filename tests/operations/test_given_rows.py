@@ -185,6 +185,54 @@ def test_null_of_a_column_is_refused_where_the_schema_has_none(tmp_path: Path) -
         read_given(tmp_path / "rows.json", "default", of, has_values=True)
 
 
+NESTED = {**array({**array("byte"), "containsNull": False})}
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "row"),
+    [
+        (column([1, 2, 3], None, [4, 5], [6, 300]), array("byte"), 3),
+        (column([], [], [1, 300]), array("byte"), 2),
+        (column([[1], [2, 3]], [[4]], [[5], [], [6, 300]]), NESTED, 2),
+        (column([[1], [2, 3]], None, [[4]], [[5], [None]]), NESTED, 3),
+        (column([("a", 1), ("b", 2)], [("c", None)], type=pa.map_(pa.string(), pa.int64())),
+         LONGS, 1),
+    ],
+)  # fmt: skip
+def test_error_about_an_element_tells_the_row_that_has_it(
+    given: pa.Table, kind: Any, row: int
+) -> None:
+    """Catches the number of an element that is told as that of a row: another one is mended."""
+    with pytest.raises(InvalidArgumentError, match=rf"column='key\.k\[\].*row={row}[,.]"):
+        keys(given, kind)
+    padded = pa.concat_tables([given.slice(0, 1), given]).combine_chunks().slice(1)
+    with pytest.raises(InvalidArgumentError, match=rf"column='key\.k\[\].*row={row}[,.]"):
+        keys(padded, kind)
+
+
+def test_error_tells_the_row_of_all_that_are_given() -> None:
+    """Catches rows that are counted anew in each piece that is encoded."""
+    counts = pa.array([1] * 40_000, pa.int64())
+    rows = pa.table({"key.k": pa.array(range(40_000)), "value.n": counts}).to_batches(15_000)
+    of = family_of({"k": "long"}, {"n": "byte"})
+    assert sum(one.num_rows for one in FamilyColumns("default", of).encode(rows, 128)) == 40_000
+    bad = pa.array([1] * 5_000 + [300] + [1] * 4_999)
+    rows[2] = pa.RecordBatch.from_arrays([rows[2].column(0), bad], names=rows[2].schema.names)
+
+    with pytest.raises(InvalidArgumentError, match=r"row=35000, value='300'"):
+        list(FamilyColumns("default", of).encode(rows, 128))
+
+
+def test_keys_that_come_with_values_are_refused() -> None:
+    """Catches values that seem to say which rows are meant, and count for nothing."""
+    rows = pa.table({"key": [{"k": 1}], "partition_id": [0]})
+    assert read_given(rows, "default", family_of({"k": "long"}), has_values=False).num_rows == 1
+    for name, values in (("value", [{"n": 1}]), ("value.n", [1])):
+        given = rows.append_column(name, pa.array(values))
+        with pytest.raises(InvalidArgumentError, match=rf"values are given.*columns='{name}'"):
+            read_given(given, "default", family_of({"k": "long"}), has_values=False)
+
+
 @pytest.mark.parametrize(
     ("key", "twice"),
     [

@@ -331,6 +331,16 @@ def test_rows_are_found_by_key_and_by_its_first_columns(checkpoint):
         Checkpoint(checkpoint).rows("default").find(["a", 3, 4])
 
 
+def test_a_text_is_not_taken_for_several(checkpoint):
+    """Catches a key, or names of columns, that are taken apart by letters."""
+    rows = Checkpoint(checkpoint).rows("default")
+    for key in ("a", "a3", b"a"):
+        with pytest.raises(InvalidArgumentError, match=r"\[key\]"):
+            rows.find(key)
+    with pytest.raises(InvalidArgumentError, match=r"columns='key'.*\[column\]"):
+        rows.read(columns="key")
+
+
 def test_the_largest_keys_come_first(checkpoint):
     """Catches sizes of other rows, and a largest key forgotten between batches."""
     found = Checkpoint(checkpoint).rows("lists").largest(3).to_pylist()

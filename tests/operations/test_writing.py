@@ -14,6 +14,8 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
 import pytest
 
 from statestore import Checkpoint, Edited, Savepoint, write_savepoint
@@ -274,6 +276,53 @@ def test_columns_that_stay_keep_what_spark_says_of_them(tmp_path: Path, by: str)
     file = tmp_path / "new" / "state" / "0" / "0" / "_metadata" / "schema"
     (family,) = read_schemas(file.read_bytes(), "")
     assert json.loads(family.value_schema or "") == described
+
+
+def test_variant_of_two_nulls_is_null_and_of_one_is_refused(tmp_path: Path) -> None:
+    """Catches a variant without bytes, which nobody can read: SQL makes parts of a null one."""
+    schema = schema_of({"v": "variant", "vs": array("variant")})
+    family = replace(DEFAULT, key_schema=schema_of({"k": "long"}), value_schema=schema)
+    path = write_checkpoint(tmp_path / "query", [{"default": {}}], families=(family,))
+    query = Checkpoint(path)
+    whole = {"value": b"\x0c\x01", "metadata": b"\x01\x00\x00"}
+    neither = {"value": None, "metadata": None}
+    values = [{"v": whole, "vs": [whole, neither]}, {"v": neither, "vs": None}]
+    rows = pa.table({"key": [{"k": 1}, {"k": 2}], "value": values})
+    savepoint = write_savepoint(tmp_path / "of-structs", like=query, rows={0: rows}).made
+
+    expected = [{"v": whole, "vs": [whole, None]}, {"v": None, "vs": None}]
+    read = savepoint.rows().read().sort_by("key")
+    assert read["value"].to_pylist() == expected
+    flat = savepoint.rows().read(flatten=True)
+    assert "value.v.metadata" in flat.column_names
+    again = write_savepoint(tmp_path / "of-fields", like=query, rows={0: flat}).made
+    assert again.rows().read().sort_by("key")["value"].to_pylist() == expected
+
+    values[1]["v"] = {"value": None, "metadata": b"\x01\x00\x00"}
+    rows = pa.table({"key": [{"k": 1}, {"k": 2}], "value": values})
+    with pytest.raises(InvalidArgumentError, match=r"null.*column='value\.v\.value', row=1"):
+        write_savepoint(tmp_path / "of-half", like=query, rows={0: rows})
+
+
+def test_schema_that_a_file_brings_is_taken_when_told_so(tmp_path: Path) -> None:
+    """Catches a file whose types become those of the state, without a word."""
+    query = Checkpoint(make(tmp_path).path)
+    rows = pa.table({"key.k": [1, 2], "value.value": [0.5, None], "value.more": ["a", "b"]})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    pacsv.write_csv(rows, tmp_path / "rows.csv")
+    given = tmp_path / "rows.parquet"
+    with pytest.raises(InvalidArgumentError, match=r"value\.more.*change_schema"):
+        write_savepoint(tmp_path / "no", like=query, rows={0: given})
+    with pytest.raises(InvalidArgumentError, match=r"rows\.csv.*Parquet"):
+        write_savepoint(
+            tmp_path / "no", like=query, rows={0: tmp_path / "rows.csv"}, change_schema=True
+        )
+
+    done = write_savepoint(tmp_path / "new", like=query, rows={0: given}, change_schema=True)
+
+    assert "values become struct<value: double, more: string>" in str(done)
+    read = done.made.rows(0).read(flatten=True).sort_by("key.k")
+    assert read.select(rows.column_names).cast(rows.schema) == rows
 
 
 def test_schema_of_an_older_version_is_changed_where_that_version_has_it(tmp_path: Path) -> None:

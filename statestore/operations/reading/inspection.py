@@ -178,6 +178,12 @@ def find_key(rows: FoundRows, key: Sequence[Any]) -> pa.Table:
     where its files are in that order.
     """
     schema = key_type(rows.family)
+    if isinstance(key, str | bytes):
+        raise InvalidArgumentError(
+            "a key is several values, one for each of its columns",
+            values=type(key).__name__,
+            to_fix="give a list, also of one value: [key]",
+        )
     if len(key) > len(schema.fields):
         raise InvalidArgumentError(
             "more values than the key has columns",

@@ -16,6 +16,7 @@ becomes one with a zone.
 | interval, interval year to month | an interval; of months alone |
 | interval day to second | a duration, or an interval without months, of whole microseconds |
 | struct, array, map | the same of these; fields of structs by name, all of them |
+| variant | a struct of its value and metadata, both binary; of two nulls it is null |
 | any | nulls, where the schema has them |
 
 A map has each key once, and none that is null.
@@ -24,6 +25,7 @@ The same values in another layout of Arrow (dictionary, runs, views, large offse
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +38,7 @@ from statestore.codec.spark_types import VARIANT_PARTS, SparkType
 from statestore.core.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 OTHER_SCHEMA = "; of another schema transform makes values: --change-schema, change_schema=True"
 """Of an error about values: what may have been meant."""
@@ -71,8 +73,10 @@ def conform(column: Any, kind: SparkType, name: str) -> Any:
         ) from error
     if pa.types.is_null(column.type):
         return column.cast(kind.arrow)
-    if kind.kind in ("struct", "variant"):
-        return _struct(column, VARIANT_PARTS if kind.kind == "variant" else kind, name)
+    if kind.kind == "struct":
+        return _struct(column, kind, name)
+    if kind.kind == "variant":
+        return _struct(_without_parts_null(column), VARIANT_PARTS, name)
     if kind.kind in ("array", "map"):
         return _elements(column, kind, name)
     if not _TAKEN[kind.kind](column.type):
@@ -165,6 +169,31 @@ _LAYOUTS: tuple[tuple[Callable[[Any], bool], Any], ...] = (
 )
 
 
+def _without_parts_null(column: Any) -> Any:
+    """Return structs that are null where all of their fields are, as SQL makes them of nulls."""
+    if not pa.types.is_struct(column.type) or not column.type.num_fields:
+        return column
+    parts = column.flatten()
+    is_null = np.logical_and.reduce([unpack(part.is_null()) for part in parts])
+    mask = pa.array(is_null)
+    return pa.StructArray.from_arrays(parts, fields=list(column.type), mask=mask)
+
+
+@contextmanager
+def row_told(row_of: Callable[[int], int]) -> Iterator[None]:
+    """Have an error about a part of some rows tell the row of all of them.
+
+    Args:
+        row_of: Returns the row, of the number that the error has.
+    """
+    try:
+        yield
+    except InvalidArgumentError as error:
+        if isinstance(row := error.fields.get("row"), int):
+            error.fields["row"] = row_of(row)
+        raise
+
+
 def _struct(column: Any, kind: SparkType, name: str) -> Any:
     wanted: Any = kind.arrow
     if not pa.types.is_struct(column.type):
@@ -200,14 +229,16 @@ def _elements(column: Any, kind: SparkType, name: str) -> pa.Array[Any]:
     elif not _is_list(given):
         raise _wrong_type(column, kind, name)
     counts = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
-    offsets = from_numpy(np.append(0, np.cumsum(counts)).astype(np.int32), pa.int32())
+    ends = np.cumsum(counts)
+    offsets = from_numpy(np.append(0, ends).astype(np.int32), pa.int32())
     mask = column.is_null()
-    if kind.kind == "array":
-        values = conform(column.flatten(), kind.types[0], f"{name}[]")
-        refuse_nulls([values], kind, f"{name}[]")
-        return _made(pa.ListArray, kind.arrow, mask, offsets, values)
     of_entry = SparkType("struct", kind.fields, never_null=kind.never_null)
-    entries: Any = conform(column.flatten(), of_entry, f"{name}[]")
+    with row_told(lambda element: int(np.searchsorted(ends, element, side="right"))):
+        if kind.kind == "array":
+            values = conform(column.flatten(), kind.types[0], f"{name}[]")
+            refuse_nulls([values], kind, f"{name}[]")
+            return _made(pa.ListArray, kind.arrow, mask, offsets, values)
+        entries: Any = conform(column.flatten(), of_entry, f"{name}[]")
     _refuse_doubles(entries.field(0), counts, f"{name}[].key")
     return _made(pa.MapArray, kind.arrow, mask, offsets, *entries.flatten())
 

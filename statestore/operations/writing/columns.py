@@ -22,7 +22,13 @@ from statestore.codec.spark_types import (
 )
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.operations.reading.sql_types import given_back
-from statestore.operations.writing.casts import OTHER_SCHEMA, conform, normalized, refuse_nulls
+from statestore.operations.writing.casts import (
+    OTHER_SCHEMA,
+    conform,
+    normalized,
+    refuse_nulls,
+    row_told,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -61,12 +67,16 @@ class FamilyColumns:
 
         Raises:
             InvalidArgumentError: A column is missing, unknown, or not of its type; or a key or
-                value is null.
+                value is null. Rows are counted over all batches.
             IncompatibleError: As `compute_key_groups`.
         """
+        num_before = 0
         for batch in batches:
             for piece in split_for_blocks(batch):
-                yield self._encode(piece, max_parallelism)
+                with row_told(num_before.__add__):
+                    encoded = self._encode(piece, max_parallelism)
+                yield encoded
+                num_before += piece.num_rows
 
     def keys(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Array[Any]]:
         """Yield given keys as bytes; errors as `encode`."""
@@ -189,6 +199,8 @@ def _fields(batch: pa.RecordBatch, side: str) -> dict[str, pa.Array[Any]]:
 def _assembled(found: dict[str, pa.Array[Any]], kind: SparkType) -> dict[str, pa.Array[Any]]:
     """Return columns where those named as fields of a struct, `window.start`, make it up.
 
+    So do the parts of a variant, which is null where they are.
+
     Raises:
         InvalidArgumentError: All fields of a row's are null, which the struct itself may be.
     """
@@ -196,10 +208,12 @@ def _assembled(found: dict[str, pa.Array[Any]], kind: SparkType) -> dict[str, pa
     for ordinal, (name, part) in enumerate(zip(struct.names, kind.types, strict=True)):
         prefix = f"{name}."
         inner = [path for path in found if path.startswith(prefix) and path not in struct.names]
-        if part.kind == "struct" and name not in found and inner:
-            parts = _assembled({path[len(prefix) :]: found[path] for path in inner}, part)
+        if part.kind in ("struct", "variant") and name not in found and inner:
+            parts = {path[len(prefix) :]: found[path] for path in inner}
             found = {path: found[path] for path in found if path not in inner}
-            if ordinal not in kind.never_null:
+            if part.kind == "struct":
+                parts = _assembled(parts, part)
+            if part.kind == "struct" and ordinal not in kind.never_null:
                 _require_some(parts, name)
             found[name] = pa.StructArray.from_arrays(list(parts.values()), names=list(parts))
     return found
@@ -234,6 +248,13 @@ def decide_family(
         IncompatibleError: Spark has no such type; or the schema of this family cannot be changed.
     """
     sides = SIDES if has_values else SIDES[:1]
+    values = [name for name in schema.names if name.partition(".")[0] == "value"]
+    if values and not has_values:
+        raise InvalidArgumentError(
+            "keys are asked for, and values are given: they would count for nothing",
+            columns=", ".join(values),
+            to_fix="give the key alone; where values decide, name the rows by a condition",
+        )
     known = [name for name in schema.names if name.partition(".")[0] in sides]
     others = {*schema.names} - {*known} - {_PASSED_OVER}
     if others:

@@ -34,6 +34,7 @@ from statestore.operations.writing.given import by_address, read_given, rows_of
 from statestore.operations.writing.given_pass import Given
 from statestore.operations.writing.in_place import EditInPlace
 from statestore.operations.writing.join_format import with_join_format
+from statestore.operations.writing.row_files import RowsFile
 from statestore.operations.writing.shape import find_shape, shapes_of
 from statestore.spark_files.schemas import replace_schemas
 
@@ -130,22 +131,38 @@ def _of_rows(
         shape, family = _find(found, shapes, address)
         stored = _stored(found, shape, family) if makes else None
         if isinstance(given, Path):
-            path, zeros = given, shape.merges_zeros
-            given = read_given(path, shape.name, family, has_values=True, merges_zeros=zeros)
-            if not given.num_rows:
-                raise InvalidArgumentError(
-                    "a file of rows has no row",
-                    file=str(path),
-                    columns=", ".join(given.column_names),
-                    to_fix="give the file that has them; where no row is meant, give a table "
-                    "without rows",
-                )
+            given = _of_file(given, shape, family, change_schema=change_schema)
         made = rows_of(given, stored)
         after = decide_family(family, made.schema(), change_schema=change_schema)
         _check_key(shape, family, after)
         all_rows.append(FamilyRows(shape, family, after, made, made.what))
     _check_apart(all_rows)
     return _decided(operation, found, shapes, all_rows, destination)
+
+
+def _of_file(
+    path: Path, shape: StoreShape, family: ColumnFamily, *, change_schema: bool
+) -> pa.Table:
+    """Return the rows of a file, of the family's types unless these are to change."""
+    if not change_schema:
+        zeros = shape.merges_zeros
+        given = read_given(path, shape.name, family, has_values=True, merges_zeros=zeros)
+    elif (file := RowsFile(path)).has_types:
+        given = file.read(family)
+    else:
+        raise InvalidArgumentError(
+            "a file of text is read by the types that the state has, and these are to change",
+            file=str(path),
+            to_fix="give a file of Parquet, or Arrow data",
+        )
+    if not given.num_rows:
+        raise InvalidArgumentError(
+            "a file of rows has no row",
+            file=str(path),
+            columns=", ".join(given.column_names),
+            to_fix="give the file that has them; where no row is meant, give a table without rows",
+        )
+    return given
 
 
 def _find(

@@ -59,6 +59,11 @@ class RowsFile:
         with _named_errors(path):
             self._data = path.read_bytes()
 
+    @property
+    def has_types(self) -> bool:
+        """Whether it tells the types of its columns, and is not text."""
+        return self._form is _read_parquet
+
     def read(self, family: ColumnFamily) -> pa.Table:
         """Read rows of a column family, or keys alone.
 
