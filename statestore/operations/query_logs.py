@@ -14,8 +14,6 @@ from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
 from statestore.core.providers import PROVIDER_KEY, PROVIDERS, SPARK_PROVIDERS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from statestore.checkpoint.layout import FileBody
     from statestore.io.file_io import FileIO, TreeFileIO
 
@@ -155,8 +153,16 @@ class QueryLogs:
 
     @property
     def provider(self) -> str:
-        """Provider class of the query."""
-        return _provider_of(self.conf)
+        """Provider class of the query.
+
+        Raises:
+            CorruptionError: The offset log names none, which each Spark lets it name.
+        """
+        found = self.conf.get(PROVIDER_KEY)
+        if found is None:
+            newest = (self.done_batches or self.planned_batches)[-1]
+            raise self.not_pinned(newest + 1, PROVIDER_KEY, "the class of a state store provider")
+        return found
 
     @property
     def kept_by(self) -> str:
@@ -207,7 +213,7 @@ class QueryLogs:
         """
         _ = self.backend
         conf = self.offsets_entry(version - 1).conf
-        if _provider_of(conf) != self.provider:
+        if conf.get(PROVIDER_KEY) != self.provider:
             raise self.not_pinned(version, PROVIDER_KEY, self.provider)
         num_partitions = self.num_partitions_at(version)
         if num_partitions > MAX_PARALLELISM_LIMIT:
@@ -226,7 +232,3 @@ class QueryLogs:
             to_fix="put the file back from a copy, or go back to an older version with "
             "`statestore repair`",
         )
-
-
-def _provider_of(conf: Mapping[str, str]) -> str:
-    return conf.get(PROVIDER_KEY, SPARK_PROVIDERS["spark-hdfs"])

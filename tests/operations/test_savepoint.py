@@ -438,3 +438,17 @@ def test_state_kept_elsewhere_comes_home_and_goes_there_again(tmp_path):
         assert not list((tmp_path / f"again-{form}" / "state").rglob("*.arrows"))
         assert list((tmp_path / f"elsewhere-{form}").rglob("*.arrows"))
         assert (tmp_path / f"again-{form}/state/0/3/.statestore").exists()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_offset_log_that_names_no_provider_is_told_as_damaged(tmp_path, form):
+    """Catches a savepoint that is read as one of Spark's own provider, and lacks other files."""
+    query = make_query(tmp_path / "query", 1)
+    savepoint = Checkpoint(query.path).savepoint(tmp_path / "savepoint", form=form).made
+    assert savepoint.verify().ok
+    for entry in (tmp_path / "savepoint" / "offsets").iterdir():
+        entry.write_text(entry.read_text().replace("providerClass", "providerClasr"))
+
+    for ask in (savepoint.inspect, savepoint.versions, savepoint.verify):
+        with pytest.raises(CorruptionError, match=r"offsets/0', offset=0, conf='.*providerClass"):
+            ask()
