@@ -273,9 +273,19 @@ class CommitEntry:
         """Whether it names the operators with state, even if there are none: in format v2."""
         return self.fields.get(_IDS_FIELD) is not None
 
+    @property
+    def checkpoint_format(self) -> int:
+        """1 or 2, Spark's checkpointFormatVersion: 2 if it is v2, or names checkpoint IDs."""
+        return 2 if self.checkpoint_ids or self.version == "v2" else 1
+
     def with_checkpoint_ids(self, ids: Mapping[str, list[list[str]]]) -> CommitEntry:
         """Return the entry with other checkpoint IDs."""
         return replace(self, fields={**self.fields, _IDS_FIELD: dict(ids)})
+
+    def in_format_1(self) -> CommitEntry:
+        """Return the entry as one of checkpoint format v1, which names no checkpoint IDs."""
+        fields = {name: value for name, value in self.fields.items() if name != _IDS_FIELD}
+        return CommitEntry("v1", fields)
 
     def encode(self) -> str:
         """Return the text of the entry."""

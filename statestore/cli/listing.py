@@ -98,11 +98,15 @@ def list_command(
         _print_savepoints(retained, savepoints)
 
 
+def _in_format(info: CheckpointInfo) -> str:
+    return f", checkpoint format v{info.checkpoint_format}" if info.checkpoint_format else ""
+
+
 def _print_info(info: CheckpointInfo) -> None:
     """Print what there is in a checkpoint, beside its versions."""
     click.echo(
         f"{escape_controls(info.uri)}: {info.kept_as}, {info.num_partitions} state partitions, "
-        f"{format_bytes(info.stored_bytes)} of state files"
+        f"{format_bytes(info.stored_bytes)} of state files{_in_format(info)}"
     )
     if info.query_id is not None:
         name = "" if info.query_name is None else f" {escape_controls(info.query_name)}"

@@ -84,9 +84,8 @@ class CommittedVersion:
 
     @property
     def checkpoint_format(self) -> int:
-        """1 or 2: the commit log says v2, or names checkpoint IDs."""
-        commit = self.commits[self.batch]
-        return 2 if commit.checkpoint_ids or commit.version == "v2" else 1
+        """1 or 2, as the commit log says."""
+        return self.commits[self.batch].checkpoint_format
 
     @cached_property
     def stores(self) -> tuple[tuple[int, str], ...]:

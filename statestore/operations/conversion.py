@@ -68,7 +68,8 @@ class Convert(NewDirectoryResult[Made]):
         provider: Name of Spark's own provider that the new one is for.
         batch: Newest committed batch.
         num_partitions: State partitions of the query.
-        checkpoint_format: 1 or 2.
+        checkpoint_format: 1 or 2, of the new one: 1 for Spark's HDFS-backed provider, which has no
+            checkpoint IDs, else that of the checkpoint.
         operators: Operators with state.
         is_begun: There is an unfinished conversion at `target`, which is done anew.
         state_bytes: Bytes of the state files that are read; None where this cannot read them.
@@ -103,7 +104,7 @@ class Convert(NewDirectoryResult[Made]):
     def __str__(self) -> str:
         lines = [
             f"from  {self.source}: {self.backend}, version {self.version}",
-            f"to    {self.target}: {self.provider}",
+            f"to    {self.target}: {self.provider}, checkpoint format v{self.checkpoint_format}",
         ]
         if self.is_begun:
             lines.append("      deletes the unfinished conversion that is there")
@@ -186,17 +187,11 @@ def decide_convert(checkpoint: OpenCheckpoint, new: Place, provider: str) -> Con
             f"{SPARK_PROVIDERS[provider]}",
         )
     operators = _operators(checkpoint)
-    checkpoint_format = 2 if checkpoint.commit_entry(batch).checkpoint_ids else 1
-    lacks = {
-        "checkpoint format v2": checkpoint_format == 2,
-        "column families": any(operator.info.has_families for operator in operators),
-    }
-    missing = [name for name, is_used in lacks.items() if is_used]
-    if missing and provider == "spark-hdfs":
+    if provider == "spark-hdfs" and any(operator.info.has_families for operator in operators):
         raise IncompatibleError(
-            f"Spark's HDFS-backed provider has no {missing[0]}",
+            "Spark's HDFS-backed provider has no column families",
             checkpoint=checkpoint.uri,
-            to_fix="convert to spark-rocksdb",
+            to_fix="convert to spark-rocksdb, with Spark 4.2 or later",
         )
     return Convert(
         checkpoint.uri,
@@ -205,7 +200,7 @@ def decide_convert(checkpoint: OpenCheckpoint, new: Place, provider: str) -> Con
         provider,
         batch,
         checkpoint.num_partitions,
-        checkpoint_format,
+        1 if provider == "spark-hdfs" else checkpoint.commit_entry(batch).checkpoint_format,
         operators,
         check_target(new, CONVERT, checkpoint.uri),
         _state_bytes(checkpoint, batch + 1),

@@ -58,6 +58,7 @@ class CopyResult(NewDirectoryResult[Made]):
         query_id: ID that the query goes on under; None for one that is new.
         backend: State backend of the new directory's state files.
         num_partitions: Number of its state partitions.
+        checkpoint_format: 1 or 2, in which it goes on.
         operators: New ID of every operator that is kept, by its old one.
         dropped_operators: Old IDs of those that are left behind.
         added_operators: Spark's short name by new ID, of operators that begin with empty state.
@@ -76,6 +77,7 @@ class CopyResult(NewDirectoryResult[Made]):
     query_id: str | None
     backend: str
     num_partitions: int
+    checkpoint_format: int
     operators: dict[int, int]
     dropped_operators: tuple[int, ...]
     added_operators: dict[int, str]
@@ -108,8 +110,9 @@ class CopyResult(NewDirectoryResult[Made]):
                 ("from", f"{self.source}, version {self.version}"),
                 ("to", self.target),
                 ("query ID", self.query_id or "new"),
-                ("backend" if is_checkpoint else "format of files", self.backend),
+                ("backend" if is_checkpoint else "form of files", self.backend),
                 ("state partitions", self.num_partitions),
+                ("checkpoint format", f"v{self.checkpoint_format}"),
                 *(kept if self.operation == "restore" else []),
                 *((f"operator {old}", "dropped") for old in self.dropped_operators),
                 *(

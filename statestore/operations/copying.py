@@ -148,6 +148,7 @@ class Copy(Generic[Told]):
             query_id=self.query_id or None,
             backend=self.backend,
             num_partitions=self.num_partitions,
+            checkpoint_format=self.checkpoint_format,
             operators=dict(self.operators.kept),
             dropped_operators=tuple(
                 operator.id

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, QueryLog, read_text
 from statestore.core.errors import IncompatibleError, InternalError, StorageError
-from statestore.core.options import PREFIX, spark_conf
+from statestore.core.options import spark_conf
 from statestore.core.providers import PROVIDER_KEY, SPARK_PROVIDERS
 from statestore.io.hadoop_process import use
 from statestore.io.shim_jar import find_jar
@@ -172,14 +172,16 @@ class Conversion:
         request = {
             "version": self._decided.version,
             "num_partitions": self._decided.num_partitions,
-            "conf": {
-                **source.conf,
-                f"{PREFIX}checkpointFormatVersion": str(self._decided.checkpoint_format),
+            "conf": dict(source.conf),
+            "source": {
+                "checkpoint": self._uri,
+                "provider": source.provider,
+                "checkpoint_format": entry.checkpoint_format,
             },
-            "source": {"checkpoint": self._uri, "provider": source.provider},
             "target": {
                 "checkpoint": self._new_uri,
                 "provider": SPARK_PROVIDERS[self._decided.provider],
+                "checkpoint_format": self._decided.checkpoint_format,
             },
             "stores": stores,
         }
@@ -255,6 +257,8 @@ class Conversion:
                     partitions.append([])
                 partitions[partition].append(str(made))
             commit = commit.with_checkpoint_ids(by_operator)
+        else:
+            commit = commit.in_format_1()
         QueryLog(target.io, target.path, "commits").replace(batch, commit.encode())
         offsets = QueryLog(target.io, target.path, "offsets")
         num_partitions = str(self._decided.num_partitions)
@@ -282,12 +286,11 @@ def _require_spark(decided: Convert[Any], version: str) -> None:
     if not version.startswith(("4.0.", "4.1.")):
         return
     message, to_fix = "", "convert with Spark 4.2 or later"
-    if decided.provider == "spark-rocksdb":
-        message = "this Spark's RocksDB provider takes no state from elsewhere"
-        to_fix += ", or to spark-hdfs"
     if any(operator.info.has_families for operator in decided.operators):
         message = "this Spark's providers do not tell the column families of a store"
-        to_fix = "convert with Spark 4.2 or later"
+    elif decided.provider == "spark-rocksdb":
+        message = "this Spark's RocksDB provider takes no state from elsewhere"
+        to_fix += ", or to spark-hdfs"
     if message:
         raise IncompatibleError(
             message, kind="wrong-spark", provider=decided.provider, spark=version, to_fix=to_fix

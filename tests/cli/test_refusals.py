@@ -107,7 +107,7 @@ def test_operators_of_a_restore_are_checked_one_by_one(tmp_path: Path, savepoint
     text = run(*how, "--add-operator", "1:foo", exit_code=1)
     assert "no operator of Spark has this short name: operator=1, name='foo'" in text
     assert "use one of stateStoreSave, " in text
-    assert "new operator 1    dedupe, empty" in run(*how, "--add-operator", "1:dedupe")
+    assert "new operator 1     dedupe, empty" in run(*how, "--add-operator", "1:dedupe")
 
 
 def test_key_groups_that_nobody_makes_are_refused(tmp_path: Path, savepoint: Path) -> None:
@@ -142,6 +142,10 @@ def test_web_address_is_refused_without_a_jvm(
 
     assert "[unsupported-scheme]" in run("verify", "http://host/checkpoint", exit_code=1)
     assert "[unsupported-scheme]" in run("savepoint", query.path, "https://h/x", exit_code=1)
+    told = run("verify", "s3a://AKIA:SECRET@bucket/checkpoint", exit_code=1)
+    assert "[unsupported-scheme]" in told
+    assert "bucket='bucket'" in told
+    assert "SECRET" not in told
 
 
 def test_lost_query_id_is_a_finding(tmp_path: Path, query: MadeCheckpoint) -> None:
@@ -151,8 +155,8 @@ def test_lost_query_id_is_a_finding(tmp_path: Path, query: MadeCheckpoint) -> No
     text = run("verify", query.path, exit_code=1)
     assert "[file-not-found]" in text
     assert "/query/metadata" in text
-    assert "query ID          new" in run("savepoint", query.path, tmp_path / "saved")
-    assert "query ID          new" in run("restore", tmp_path / "saved", tmp_path / "new")
+    assert "query ID           new" in run("savepoint", query.path, tmp_path / "saved")
+    assert "query ID           new" in run("restore", tmp_path / "saved", tmp_path / "new")
     assert read_rows(tmp_path / "new") == query.expected()
     assert "all is well" in run("verify", tmp_path / "new")
 

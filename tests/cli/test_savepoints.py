@@ -78,7 +78,7 @@ def test_restore_shows_what_becomes_of_operators(tmp_path: Path, query: MadeChec
     assert any(line.startswith("state ") and line.endswith(", written anew") for line in lines)
     assert "afterwards the savepoint is deleted" in lines
     assert "afterwards" not in dropped.output
-    assert "operator 0        dropped" in dropped.output.splitlines()
+    assert "operator 0         dropped" in dropped.output.splitlines()
     done = run("restore", tmp_path / "savepoint", tmp_path / "again", *moved)
     assert done.output.splitlines()[-1] == "Done."
     assert not (tmp_path / "savepoint").exists()
@@ -218,9 +218,9 @@ def test_a_plan_says_what_a_savepoint_is_restored_on(tmp_path: Path) -> None:
     query = query_of(tmp_path / "query", backend="rocksdb")
     query.run_batch({"a": "b"})
     taken = run("savepoint", query.path, tmp_path / "savepoint")
-    assert "\nformat of files   filesystem\n" in taken.output
+    assert "\nform of files      filesystem\n" in taken.output
     restored = run("restore", tmp_path / "savepoint", tmp_path / "new")
-    assert "\nbackend           rocksdb\n" in restored.output
+    assert "\nbackend            rocksdb\n" in restored.output
 
 
 def test_a_schedule_is_ended_by_ctrl_c(

@@ -160,10 +160,10 @@ def test_finding_of_no_store_does_not_name_none():
 
 
 def test_operators_of_a_restore_are_told_in_words(made, tmp_path):
-    """Catches "operator 0        0"."""
+    """Catches "operator 0         0"."""
     Checkpoint(made.path).savepoint(tmp_path / "savepoint")
     shown = run("restore", tmp_path / "savepoint", tmp_path / "new", "--dry-run")[1]
-    assert "operator 0        keeps its number" in shown
+    assert "operator 0         keeps its number" in shown
 
 
 def test_help_tells_each_command_in_whole_sentences():

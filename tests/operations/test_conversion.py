@@ -211,8 +211,8 @@ def test_plan_is_refused_when_providers_do_not_fit(files, conf, to, error, match
         files.plan(to)
 
 
-def test_plan_is_refused_when_the_target_has_no_checkpoint_ids(files):
-    """Catches checkpoint format v2 that is silently given up."""
+def test_plan_tells_the_format_that_the_target_is_of(files):
+    """Catches checkpoint format v2 that is given up without a word, or leaves no way back."""
     ids = {"0": [["a"], ["b"], ["c"]], "1": [["d"]]}
     fields = json.dumps({"nextBatchWatermarkMs": 0, "stateUniqueIds": ids})
     files.write("commits/0", f"v2\n{fields}")
@@ -220,8 +220,9 @@ def test_plan_is_refused_when_the_target_has_no_checkpoint_ids(files):
     files.plan_batch(0)
 
     assert files.plan().checkpoint_format == 2
-    with pytest.raises(IncompatibleError, match="v2"):
-        files.plan("spark-hdfs")
+    assert ": spark-rocksdb, checkpoint format v2" in str(files.plan())
+    assert files.plan("spark-hdfs").checkpoint_format == 1
+    assert ": spark-hdfs, checkpoint format v1" in str(files.plan("spark-hdfs"))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,8 @@ from statestore import Checkpoint
 from .features import missing
 
 STATE_STORE = "spark.sql.streaming.stateStore"
-FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
+FORMAT = f"{STATE_STORE}.checkpointFormatVersion"
+FORMAT_2 = {FORMAT: "2"}
 NO_CHANGELOG = {f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled": "false"}
 PROVIDER_CLASS = f"{STATE_STORE}.providerClass"
 HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"

@@ -25,7 +25,7 @@ from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
 from statestore.testing.sample import NUM_BATCHES, SALES_A_BATCH, make_sample
 
 from .conftest import EXTENDED, OURS, MakeLane
-from .harness import FORMAT_2, NO_CHANGELOG, Lane, Query, assert_same, run_plan, wait_for
+from .harness import FORMAT, FORMAT_2, NO_CHANGELOG, Lane, Query, assert_same, run_plan, wait_for
 from .queries import (
     AGGREGATION,
     AGGREGATION_THEN_DEDUP,
@@ -188,16 +188,33 @@ def test_rows_equal_never_converted_when_there_is_no_changelog(make_lane: MakeLa
     )
 
 
-@pytest.mark.needs("to-spark-rocksdb")
-def test_rows_equal_never_converted_when_checkpoint_format_is_2(make_lane: MakeLane) -> None:
-    """Catches checkpoint IDs of nothing or of another store, and a planned batch that is lost."""
-    names = ("spark-rocksdb", "rocksdb", "spark-rocksdb")
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        pytest.param(
+            JOIN,
+            ("spark-rocksdb", "rocksdb", "spark-rocksdb"),
+            marks=pytest.mark.needs("to-spark-rocksdb"),
+        ),
+        (JOIN, ("rocksdb", "spark-hdfs", "filesystem")),
+    ],
+    ids=["kept", "given-up"],
+)
+def test_rows_equal_never_converted_when_checkpoint_format_is_2(
+    make_lane: MakeLane, query: Query, names: Sequence[str]
+) -> None:
+    """Catches checkpoint IDs of nothing or of another store, and a planned batch that is lost.
+
+    Spark's HDFS-backed provider goes on in format 1.
+    """
 
     def uncommit(lane: Lane, to: str) -> None:
-        if to == names[2]:  # the newest batch was planned and written, but not committed
+        if to in SPARK_PROVIDERS:  # the newest batch was planned and written, but not committed
             (lane.checkpoint / "commits" / str(max(lane.batches))).unlink()
+        if to == "spark-hdfs":
+            lane.conf[FORMAT] = "1"
 
-    _assert_round_trip(make_lane, JOIN, names, FORMAT_2, uncommit)
+    _assert_round_trip(make_lane, query, names, FORMAT_2, uncommit)
 
 
 def _assert_not_startable(lane: Lane, checkpoint: Path) -> None:

@@ -150,7 +150,7 @@ class _Rescaling:
     """One rescale of an open checkpoint; of one whose query runs only a dry run."""
 
     def __init__(
-        self, checkpoint: OpenCheckpoint, num_partitions: int, *, is_running: bool = False
+        self, checkpoint: OpenCheckpoint, num_partitions: int, *, is_running: bool
     ) -> None:
         self._checkpoint = checkpoint
         self._num_partitions = num_partitions

@@ -67,7 +67,7 @@ def replace_by_branch(
     trial: tuple[TreeFileIO, str],
     savepoint: Place,
     progress: Progress = no_progress,
-) -> Record:
+) -> None:
     """Have a branch take the place of its checkpoint.
 
     Args:
@@ -78,12 +78,10 @@ def replace_by_branch(
         savepoint: Where the old goes.
         progress: Called with bytes of state done and the total.
 
-    Returns:
-        The record, which says PROMOTED.
-
     Guarantee: on return the checkpoint is the branch under the old query's ID, with its history,
-    and the savepoint is whole. After a raise or a kill it is the old, or the new, or no query
-    starts until the call is repeated; the old and the new are whole all the time.
+    the savepoint is whole, and the record says PROMOTED. After a raise or a kill it is the old, or
+    the new, or no query starts until the call is repeated; the old and the new are whole all the
+    time.
 
     Raises:
         InUseError: A query or another operation is at the checkpoint, or another call has changed
@@ -111,7 +109,8 @@ def replace_by_branch(
                 )
             mark_unfinished(GuardedFileIO(there, use.require_held), path, PROMOTE)
         elif _is_replaced(branch, _read(io, history), _read(there, history_path(path))):
-            return write_record(io, directory, record, state=State.PROMOTED)
+            write_record(io, directory, record, state=State.PROMOTED)
+            return
         else:
             check_replaceable(record, place, branch, savepoint)
             _keep(place, savepoint, record, progress=progress)
@@ -128,7 +127,7 @@ def replace_by_branch(
             write_bytes(io, history, before, overwrite=True)
             mark_unfinished(GuardedFileIO(there, use.require_held), path, PROMOTE)
         _fill(record, place, branch, read_bytes(io, history), PROMOTE, use, progress)
-        return write_record(io, directory, record, state=State.PROMOTED)
+        write_record(io, directory, record, state=State.PROMOTED)
 
 
 def check_replaceable(record: Record, place: Place, branch: Place, savepoint: Place) -> None:

@@ -98,6 +98,8 @@ class CheckpointInfo:
         uri: Where it is.
         backend: State backend; or one of Spark's own providers, by the name that `convert` takes.
         num_partitions: State partitions of the newest version.
+        checkpoint_format: 1 or 2, in which it goes on; None before the first batch is committed,
+            and where its commit cannot be read.
         operators: The stateful operators.
         newest_version: Newest committed version, 0 when there is none.
         uncommitted_batch: Batch that was planned and not committed: of a query that runs the one it
@@ -117,6 +119,7 @@ class CheckpointInfo:
     uri: str
     backend: str
     num_partitions: int
+    checkpoint_format: int | None
     operators: tuple[OperatorInfo, ...]
     newest_version: int
     uncommitted_batch: int | None
@@ -148,6 +151,7 @@ class CheckpointInfo:
         return [
             ("backend", self.backend),
             ("state partitions", self.num_partitions),
+            ("checkpoint format", self.checkpoint_format),
             ("operators", "; ".join(f"{one.id} {one.name}" for one in self.operators)),
             ("newest version", self.newest_version),
             ("state files", format_bytes(self.stored_bytes)),
@@ -168,6 +172,7 @@ def _describe_files(
         uri=checkpoint.uri,
         backend=checkpoint.kept_by,
         num_partitions=checkpoint.num_partitions,
+        checkpoint_format=_checkpoint_format(checkpoint),
         operators=checkpoint.operators,
         newest_version=checkpoint.newest_version,
         uncommitted_batch=None if checkpoint.is_between_batches else checkpoint.newest_planned,
@@ -180,6 +185,12 @@ def _describe_files(
         position=find_position(checkpoint),
         savepoint=_savepoint(checkpoint),
     )
+
+
+def _checkpoint_format(checkpoint: OpenCheckpoint) -> int | None:
+    with suppress(CorruptionError, NotFoundError):
+        return checkpoint.commit_entry(checkpoint.newest_version - 1).checkpoint_format
+    return None
 
 
 def _savepoint(checkpoint: OpenCheckpoint) -> SavepointInfo | None:

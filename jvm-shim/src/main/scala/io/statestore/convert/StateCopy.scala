@@ -22,10 +22,10 @@ import org.apache.spark.util.SerializableConfiguration
  * ask how far it is, or cancel it.
  *
  * @param requestJson what `statestore/spark/convert.py` asks for: `version`, `num_partitions`,
- *                    `conf` (pinned by the offset log, and the checkpoint format), `source` and
- *                    `target` (`checkpoint`, `provider`), and `stores`, each with the
- *                    `schema_files` of its column families, oldest first, and of those the names
- *                    of `lists` and of Spark's `indexes`
+ *                    `conf` (pinned by the offset log), `source` and `target` (`checkpoint`,
+ *                    `provider`, `checkpoint_format`), and `stores`, each with the `schema_files`
+ *                    of its column families, oldest first, and of those the names of `lists` and
+ *                    of Spark's `indexes`
  */
 final class StateCopy(spark: SparkSession, requestJson: String) {
   private[this] val request = Json.readObject(requestJson)
@@ -120,8 +120,10 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
     val pinned = request.get("conf").properties.asScala.map(e => e.getKey -> e.getValue.asText)
     // With the values that are meant where an older Spark pinned nothing.
     OffsetSeqMetadata.setSessionConf(OffsetSeqMetadata(0L, 0L, pinned.toMap), conf)
-    val provider = node.get("provider").asText
-    (StateCopy.settings ++ pinned + (StateCopy.Prefix + "providerClass" -> provider))
+    val own = Map(
+      StateCopy.Prefix + "providerClass" -> node.get("provider").asText,
+      StateCopy.Prefix + "checkpointFormatVersion" -> node.get("checkpoint_format").asText)
+    (StateCopy.settings ++ pinned ++ own)
       .foreach { case (key, value) => conf.setConfString(key, value) }
     // The source's own placement says where its state is; the target's state is in its directory.
     conf.unsetConf(StateCopy.Prefix + "checkpointStorage")
