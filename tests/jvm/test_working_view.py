@@ -247,12 +247,17 @@ def test_list_longer_than_the_budget_is_spilled_as_it_grows(classes: Path) -> No
 
 
 @pytest.mark.timeout(240)
-def test_many_lists_are_spilled_in_a_time_that_goes_by_their_number(classes: Path) -> None:
+@pytest.mark.parametrize(("budget", "value_bytes"), [(32 << 20, 1), (128 << 20, 600)])
+def test_many_lists_are_spilled_in_a_time_that_goes_by_their_number(
+    classes: Path, budget: int, value_bytes: int
+) -> None:
     """Catches a spill that goes over all lists for each of them: a task that is silent for minutes.
 
-    Nothing is timed: that it ends says it. Such a spill takes longer than a check may.
+    A short list is spilled with its record, a long one by itself. Nothing is timed: that it ends
+    says it. Such a spill takes longer than a check may.
     """
-    shown = run_java(classes, "view.ListHeapCheck", "many", str(32 << 20), "400000", "1")
+    arguments = (str(budget), "400000", "1", str(value_bytes))
+    shown = run_java(classes, "view.ListHeapCheck", "many", *arguments)
 
     counts = dict(pair.split("=") for pair in shown.split())
     assert int(counts["runs"]) > 0, "the run proved nothing about spilling"
@@ -268,7 +273,7 @@ def test_lists_that_were_spilled_are_off_the_heap(classes: Path, lists: int, row
     """
     budget = 2 << 20
     for overlay_bytes in (1 << 40, budget):
-        arguments = (str(overlay_bytes), str(lists), str(rows))
+        arguments = (str(overlay_bytes), str(lists), str(rows), "1")
         shown = run_java(classes, "view.ListHeapCheck", "many", *arguments)
         held, counted, runs = (int(pair.partition("=")[2]) for pair in shown.split())
         assert 0.8 * held <= counted <= 1.25 * held, shown

@@ -13,7 +13,7 @@ import org.apache.spark.sql.types.{BinaryType, LongType, StructType}
  * Appends rows to a list, one by one, while state is read in several ways; prints what the heap
  * holds of the writes, what the overlay counts of it, and the bytes of the rows. With a budget, it
  * prints the most that was held. With `values`, a row of a map is put anew each time, in place of
- * the list that grows. With `many`, there are many lists of short rows.
+ * the list that grows. With `many`, there are many lists.
  */
 object ListHeapCheck {
   private val valueSchema = new StructType().add("v", BinaryType)
@@ -123,7 +123,7 @@ object ListHeapCheck {
   def main(args: Array[String]): Unit = if (args(0) == "budget") {
     spill(args(1).toLong)
   } else if (args(0) == "many") {
-    spillMany(args(1).toLong, args(2).toInt, args(3).toInt)
+    spillMany(args(1).toLong, args(2).toInt, args(3).toInt, args(4).toInt)
   } else if (args(0) == "values") {
     readers.foreach { case (name, each) =>
       println(s"$name counted=${putAnew(each)} payload=${numPuts * rowBytes}")
@@ -146,6 +146,7 @@ object ListHeapCheck {
 
   private def usedHeap(): Long = {
     System.gc()
+    System.gc() // what the first one found to be cleaned up
     val runtime = Runtime.getRuntime
     runtime.totalMemory - runtime.freeMemory
   }
@@ -164,10 +165,11 @@ object ListHeapCheck {
     println(s"most=$most scratch=$scratchFiles payload=${rows.toLong * rowBytes}")
   }
 
-  /** Appends a short row to each of many lists in turn, several times. */
-  private def spillMany(budgetBytes: Long, numLists: Int, numRows: Int): Unit = {
+  /** Appends a row to each of many lists in turn, several times. */
+  private def spillMany(budgetBytes: Long, numLists: Int, numRows: Int, valueBytes: Int): Unit = {
     def key(number: Int) = toKey(InternalRow(3L, number.toLong))
-    def value(number: Int) = toValue(InternalRow(Array[Byte](number.toByte))).copy()
+    def value(number: Int) =
+      toValue(InternalRow(java.util.Arrays.copyOf(Array(number.toByte), valueBytes))).copy()
     val store = new Store(budgetBytes)
     val before = usedHeap()
     for (round <- 1 to numRows; number <- 1 to numLists) {
