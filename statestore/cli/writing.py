@@ -199,7 +199,7 @@ def edit(
     """Delete rows of a stopped query's state, and put rows in.
 
     FILE is .parquet, .csv, or .json or .jsonl (a row a line). It has the structs key and value, or
-    their fields as columns named key.NAME and value.NAME; keys to delete need no value. Values are
+    their fields as columns named key.NAME and value.NAME; keys to delete have no value. Values are
     read by the types of the state: 007 stays 007 where the state has text. What does not fit is
     refused.
 
