@@ -120,7 +120,7 @@ def _option(
     key: str, default: OptionValue, type: OptionType, *, secret: bool = False, **row: Any
 ) -> Any:
     """Return the field of an option: what Option says of it, but for its name."""
-    row |= {"key": key, "type": type}
+    row |= {"key": key, "default": default, "type": type}
     return field(default=default, repr=not secret, metadata=row)
 
 
@@ -384,7 +384,7 @@ class StateStoreOptions:
 
 
 TABLE: tuple[Option, ...] = tuple(
-    Option(field=known.name, default=known.default, **known.metadata)
+    Option(field=known.name, **known.metadata)
     for known in fields(StateStoreOptions)
     if known.metadata
 )

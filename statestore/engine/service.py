@@ -296,6 +296,7 @@ class EngineService:
 
     def _maintain(self, request: Request) -> Reply:
         session = self._sessions.of(request, opens=False)
+        self._sessions.forget_left()
         wait_ms = request.get_optional("wait_ms", int)
         cleanup = session.maintain(
             request.get("version", int),

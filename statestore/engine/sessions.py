@@ -40,6 +40,8 @@ MAX_CLOSED_STORES = 32
 """Stores closed last that keep their files on the local disk, for when they come back."""
 LEFT_MS = 3_600_000
 """How long the local databases of an engine that died are kept for the stores that it had."""
+_LEFT = "left"
+"""What the names of those begin with that are being removed."""
 
 
 class Sessions:
@@ -77,7 +79,7 @@ class Sessions:
         self._rocksdb_memory_asked: set[int] = set()
         self._rocksdb_directories: set[str] = set()
         """Of the local databases of the sessions."""
-        self._left_until_ms: int | None = clock.elapsed_ms() + LEFT_MS
+        self._left_until_ms: float | None = clock.elapsed_ms() + LEFT_MS
         """How long databases of an engine that died wait for their stores; None once they went."""
 
     @property
@@ -146,7 +148,7 @@ class Sessions:
         for key in self._keys_to_close(request):
             self._leave(key, provider)
         self._forget_closed()
-        self._forget_left()
+        self.forget_left()
 
     def _leave(self, key: tuple[str, StoreLocation], provider: str) -> None:
         """Note that a provider instance no longer uses a store at a place, if it did."""
@@ -228,7 +230,7 @@ class Sessions:
                     if key not in self._open:
                         self._closed.setdefault(key, session)
 
-    def _forget_left(self) -> None:
+    def forget_left(self) -> None:
         """Remove databases of an engine that died, of stores that have not come back to this one.
 
         Rows that somebody reads there are in files that he holds open.
@@ -238,6 +240,10 @@ class Sessions:
                 return
             self._left_until_ms = None
             taken = {Path(path).name for path in self._rocksdb_directories}
-            for path in Path(self._database_directory).glob("*-*"):
-                if "-".join(path.name.split("-")[:2]) not in taken:
-                    shutil.rmtree(path, ignore_errors=True)
+            left = [
+                path.rename(path.with_name(f"{_LEFT}-{path.name}"))
+                for path in Path(self._database_directory).glob("*-*")
+                if "-".join(path.name.split("-")[:2]) not in taken
+            ]
+        for path in left:
+            shutil.rmtree(path, ignore_errors=True)

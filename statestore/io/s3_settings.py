@@ -76,15 +76,16 @@ def resolve_s3_path(uri: str) -> str:
     which Spark opens the same URI.
 
     Raises:
-        InvalidArgumentError: It names no bucket, or has credentials in it.
+        InvalidArgumentError: It names no bucket, or has credentials or a port in it.
     """
     bucket, _, key = uri.partition("://")[2].partition("/")
-    if "@" in bucket:  # which nobody is to see
+    if "@" in bucket or ":" in bucket:  # the URI is not shown: somebody's secret may be in it
         raise InvalidArgumentError(
-            "storage URI has credentials in it",
+            "storage URI has credentials or a port in it",
             kind="unsupported-scheme",
-            bucket=bucket.rpartition("@")[2],
-            to_fix="give it as s3://bucket/path, and credentials by options or the AWS chain",
+            scheme=uri.partition(":")[0],
+            to_fix="give it as s3://bucket/path: credentials by options or the AWS chain, a server "
+            "by s3.endpoint",
         )
     if not bucket:
         raise InvalidArgumentError(

@@ -160,8 +160,13 @@ class QueryLogs:
         """
         found = self.conf.get(PROVIDER_KEY)
         if found is None:
-            newest = (self.done_batches or self.planned_batches)[-1]
-            raise self.not_pinned(newest + 1, PROVIDER_KEY, "the class of a state store provider")
+            raise CorruptionError(
+                "the offset log names no state store provider",
+                file=self.offsets.path((self.done_batches or self.planned_batches)[-1]),
+                offset=0,
+                conf=PROVIDER_KEY,
+                to_fix="put the file back from a copy; else restore a savepoint",
+            )
         return found
 
     @property

@@ -6,7 +6,7 @@ import pytest
 
 from statestore import Checkpoint
 from statestore.codec.rows import PUT, Row
-from statestore.core.errors import FencedError
+from statestore.core.errors import CorruptionError, FencedError
 from tests.shim import Engine, RocksDBShim, Shim
 
 
@@ -120,3 +120,32 @@ def test_store_opened_without_spark_keeps_a_committed_version(attempts):
             batch.commit()
         assert store.version == 1
     assert attempts.value() == b"winner"
+
+
+def test_file_that_an_attempt_published_twice_is_read_whichever_came_last(tmp_path, shim_class):
+    """Catches a store that is lost when the upload of an engine that died ends after all."""
+    shim = shim_class(tmp_path)
+    died = Engine(shim.scratch)
+    shim.commit(died, row(b"first"))
+    died.call("commit", **{**shim.request(row(b"second")), "num_keys": 1})
+    (path,) = (tmp_path / "ck/state/0/0").glob("2.delta.*")
+    late = path.read_bytes()
+    path.unlink()
+    died.end()
+
+    other = Engine(f"{shim.scratch}-other")
+    request = {**shim.request(row(b"second")), "num_keys": 1}
+    shim.committed(request, other.call("commit", **request))
+    assert len(late) != path.stat().st_size, "the run proved nothing about sizes"
+    shim.commit(other, [Row(4, 0, PUT, b"other", b"third")])
+    path.write_bytes(late)
+
+    with Checkpoint(tmp_path / "ck").open_store(version=3) as store:
+        assert list(store.scan()) == [(b"key", b"second"), (b"other", b"third")]
+        store.snapshot()
+    path.write_bytes(late[:-1])
+    with (
+        pytest.raises(CorruptionError, match="truncated"),
+        Checkpoint(tmp_path / "ck").open_store(version=2),
+    ):
+        pass

@@ -186,7 +186,8 @@ def test_closed_stores_do_not_fill_the_local_disk(tmp_path):
         assert reads == [1] * 3 + [0] * MAX_CLOSED_STORES
 
 
-def test_databases_of_an_engine_that_died_wait_for_their_stores_and_go(tmp_path):
+@pytest.mark.parametrize("how", ["close", "maintain"])
+def test_databases_of_an_engine_that_died_wait_for_their_stores_and_go(tmp_path, how):
     """Catches a disk that every engine that dies fills with those of stores that moved away."""
     shims = [RocksDBShim(tmp_path, partition=n) for n in range(3)]
     with EngineProcess(shims[0].scratch) as died:
@@ -208,7 +209,11 @@ def test_databases_of_an_engine_that_died_wait_for_their_stores_and_go(tmp_path)
     engine.call("close", store=shims[0].store, backend="rocksdb")
     assert (read(shims[1]), databases()) == (0, 3)
     clock.advance(LEFT_MS)
-    engine.call("close", store=shims[1].store, backend="rocksdb")
+    if how == "close":
+        engine.call("close", store=shims[1].store, backend="rocksdb")
+    else:
+        request = {"version": 1, "snapshot": False, "cleanup": False, "options": shims[0].options}
+        engine.call("maintain", store=shims[0].store, backend="rocksdb", **request)
     assert databases() == 2
     assert [read(shim) for shim in shims] == [0, 0, 1]
     assert databases() == 3

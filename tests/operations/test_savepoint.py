@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from statestore import Checkpoint, Savepoint
+from statestore.cli.commands import cli
 from statestore.core.errors import (
     CorruptionError,
     InvalidArgumentError,
@@ -61,6 +63,7 @@ def test_query_goes_on_from_a_restored_savepoint(tmp_path, form, backend, checkp
         name = tmp_path / f"{other}-{partitions}"
         restore(tmp_path / "savepoint", name, backend=other, num_partitions=partitions)
         assert read_rows(name) == query.expected()
+        assert Checkpoint(name).info.checkpoint_format == checkpoint_format
         with open_checkpoint(place_of(name)) as checkpoint:
             assert (checkpoint.backend, checkpoint.num_partitions) == (other, partitions)
             assert checkpoint.newest_version == 2
@@ -86,6 +89,22 @@ def test_query_goes_on_from_a_restored_savepoint(tmp_path, form, backend, checkp
             opened.load(5, opened.checkpoint_id)
             assert opened.get(b"another") == b"value"
             assert len(opened) == heads[store].trailer.num_keys + 1
+
+
+def test_checkpoint_format_is_told_where_it_is_known(tmp_path):
+    """Catches a format that a user of an older Spark asks for in vain."""
+    query = make_query(tmp_path / "query", 1, checkpoint_format=2)
+    query.plan()
+    checkpoint = Checkpoint(query.path)
+    assert checkpoint.info.checkpoint_format == 2
+    plan = checkpoint.restore(tmp_path / "new", dry_run=True)
+    assert (plan.checkpoint_format, "checkpoint format  v2" in str(plan)) == (2, True)
+    shown = CliRunner().invoke(cli, ["list", query.path]).output
+    assert shown.splitlines()[0].endswith(", checkpoint format v2")
+
+    (tmp_path / "query" / "commits" / "0").unlink()
+    assert checkpoint.info.checkpoint_format is None
+    assert "checkpoint format" not in CliRunner().invoke(cli, ["list", query.path]).output
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -298,6 +298,13 @@ def test_variant_of_two_nulls_is_null_and_of_one_is_refused(tmp_path: Path) -> N
     again = write_savepoint(tmp_path / "of-fields", like=query, rows={0: flat}).made
     assert again.rows().read().sort_by("key")["value"].to_pylist() == expected
 
+    family = replace(family, value_schema=schema_of({"s": struct(a="long", v="variant")}))
+    nested = write_checkpoint(tmp_path / "nested", [{"default": {}}], families=(family,))
+    flat = pa.table({"key.k": [1], "value.s.a": pa.nulls(1), "value.s.v.value": pa.nulls(1)})
+    flat = flat.append_column("value.s.v.metadata", pa.nulls(1))
+    with pytest.raises(InvalidArgumentError, match="all fields of a struct are null"):
+        write_savepoint(tmp_path / "of-nested", like=Checkpoint(nested), rows={0: flat})
+
     values[1]["v"] = {"value": None, "metadata": b"\x01\x00\x00"}
     rows = pa.table({"key": [{"k": 1}, {"k": 2}], "value": values})
     with pytest.raises(InvalidArgumentError, match=r"null.*column='value\.v\.value', row=1"):

@@ -98,6 +98,11 @@ def test_file_is_replaced_where_a_rename_replaces_none(files: ShimFiles, tmp_pat
         io.write(path, b"4444", sync=True, overwrite=False)
 
     assert Path(path).read_bytes() == b"333"
+    kept = tmp_path / "unwritable"
+    kept.write_bytes(b"old")
+    with pytest.raises(StorageError, match="the upload failed"):
+        io.write(str(kept), b"new", sync=True, overwrite=True)
+    assert kept.read_bytes() == b"old"
     assert [info.name for info in io.list(f"{tmp_path}/leases")] == ["query.json"]
 
 

@@ -233,7 +233,7 @@ class RocksDBEngineMachine(EngineMachine):
     @rule()
     def lose_local_disk(self):
         self.kill()
-        shutil.rmtree(f"{self.scratch}/rocksdb", ignore_errors=True)
+        shutil.rmtree(f"{self.scratch}/engine-0/rocksdb", ignore_errors=True)
 
     @precondition(lambda self: self.model.version > 0)
     @rule()

@@ -334,6 +334,7 @@ class RescaleMachine(RuleBasedStateMachine):
     @rule()
     def restart_engine(self):
         """Another executor: it knows nothing and has nothing local."""
+        self.settle()  # one that is gone cleans nothing up, as this process would go on to do
         self.engine = self.start_engine()
 
     def teardown(self):

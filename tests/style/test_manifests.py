@@ -107,7 +107,9 @@ def test_monitor_asks_executors_at_the_port_of_their_exporter() -> None:
     """Catches a monitor that finds no pod, or one that does not answer."""
     spec = manifest("pod-monitor")["spec"]
     (endpoint,) = spec["podMetricsEndpoints"]
-    agent = application_conf()["spark.executor.extraJavaOptions"]
+    # The lines are commented out: without the exporter in the image no executor starts.
+    text = (DOCS / "deploy" / "spark-application.yaml").read_text()
+    (agent,) = re.findall(r"^    # spark\.executor\.extraJavaOptions: (.*)$", text, re.M)
 
     assert spec["selector"]["matchLabels"] == {"spark-role": "executor"}
     assert agent.partition("=")[2].startswith(f"{endpoint['portNumber']}:")

@@ -76,7 +76,7 @@ def conform(column: Any, kind: SparkType, name: str) -> Any:
     if kind.kind == "struct":
         return _struct(column, kind, name)
     if kind.kind == "variant":
-        return _struct(_without_parts_null(column), VARIANT_PARTS, name)
+        return _struct(null_where_parts_are(column), VARIANT_PARTS, name)
     if kind.kind in ("array", "map"):
         return _elements(column, kind, name)
     if not _TAKEN[kind.kind](column.type):
@@ -169,8 +169,8 @@ _LAYOUTS: tuple[tuple[Callable[[Any], bool], Any], ...] = (
 )
 
 
-def _without_parts_null(column: Any) -> Any:
-    """Return structs that are null where all of their fields are, as SQL makes them of nulls."""
+def null_where_parts_are(column: Any) -> Any:
+    """Return structs, null where all of their fields are, as SQL makes them of null variants."""
     if not pa.types.is_struct(column.type) or not column.type.num_fields:
         return column
     parts = column.flatten()

@@ -26,6 +26,7 @@ from statestore.operations.writing.casts import (
     OTHER_SCHEMA,
     conform,
     normalized,
+    null_where_parts_are,
     refuse_nulls,
     row_told,
 )
@@ -213,9 +214,10 @@ def _assembled(found: dict[str, pa.Array[Any]], kind: SparkType) -> dict[str, pa
             found = {path: found[path] for path in found if path not in inner}
             if part.kind == "struct":
                 parts = _assembled(parts, part)
-            if part.kind == "struct" and ordinal not in kind.never_null:
-                _require_some(parts, name)
-            found[name] = pa.StructArray.from_arrays(list(parts.values()), names=list(parts))
+                if ordinal not in kind.never_null:
+                    _require_some(parts, name)
+            made = pa.StructArray.from_arrays(list(parts.values()), names=list(parts))
+            found[name] = made if part.kind == "struct" else null_where_parts_are(made)
     return found
 
 

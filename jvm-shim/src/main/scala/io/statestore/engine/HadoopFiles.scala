@@ -115,29 +115,17 @@ final class HadoopFiles {
     if (!overwrite && path.getFileSystem(of.configuration).exists(path)) {
       throw new FileAlreadyExistsException(path.toString)
     }
-    val manager = of.manager(path)
     val out =
-      try manager.createAtomic(path, overwriteIfPossible = overwrite)
+      try of.manager(path).createAtomic(path, overwriteIfPossible = overwrite)
       catch { case e: FileNotFoundException => throw new DirectoryGoneException(e) }
     try {
       body(out)
-      // Most file systems rename to no file that is there, and this manager then says nothing.
-      if (overwrite && manager.isInstanceOf[FileSystemBasedCheckpointFileManager]) {
-        path.getFileSystem(of.configuration).delete(path, false)
-      }
       out.close()
     } catch {
       case e: Throwable =>
         out.cancel()
         throw e
     }
-  }
-
-  private def delete(fileSystem: FileSystem, path: Path, isTree: Boolean): Unit = {
-    val isDone =
-      try fileSystem.delete(path, isTree)
-      catch { case _: FileNotFoundException => true }
-    if (!isDone && fileSystem.exists(path)) throw new IOException(s"was not deleted: path=$path")
   }
 
   /** Says where a path really is, whether it exists or not: behind mounts, links and names. */
@@ -262,7 +250,31 @@ object HadoopFiles {
       val uri = path.toUri
       managers.computeIfAbsent(
         s"${uri.getScheme}://${uri.getAuthority}",
-        _ => CheckpointFileManager.create(path.getParent, configuration))
+        _ =>
+          CheckpointFileManager.create(path.getParent, configuration) match {
+            case found if found.getClass == classOf[FileSystemBasedCheckpointFileManager] =>
+              new ReplacingManager(path.getParent, configuration)
+            case found => found
+          })
     }
+  }
+
+  /**
+   * Spark's manager for file systems without `FileContext`. Most of them rename to no file that is
+   * there, which Spark's takes for done.
+   */
+  private final class ReplacingManager(directory: Path, configuration: Configuration)
+      extends FileSystemBasedCheckpointFileManager(directory, configuration) {
+    override def renameTempFile(from: Path, to: Path, overwriteIfPossible: Boolean): Unit = {
+      if (overwriteIfPossible) HadoopFiles.delete(fs, to, isTree = false)
+      super.renameTempFile(from, to, overwriteIfPossible)
+    }
+  }
+
+  private def delete(fileSystem: FileSystem, path: Path, isTree: Boolean): Unit = {
+    val isDone =
+      try fileSystem.delete(path, isTree)
+      catch { case _: FileNotFoundException => true }
+    if (!isDone && fileSystem.exists(path)) throw new IOException(s"was not deleted: path=$path")
   }
 }
