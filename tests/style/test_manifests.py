@@ -109,7 +109,7 @@ def test_monitor_asks_executors_at_the_port_of_their_exporter() -> None:
     (endpoint,) = spec["podMetricsEndpoints"]
     # The lines are commented out: without the exporter in the image no executor starts.
     text = (DOCS / "deploy" / "spark-application.yaml").read_text()
-    (agent,) = re.findall(r"^    # spark\.executor\.extraJavaOptions: (.*)$", text, re.M)
+    (agent,) = re.findall(r"^    # spark\.executor\.extraJavaOptions: (.*)$", text, re.MULTILINE)
 
     assert spec["selector"]["matchLabels"] == {"spark-role": "executor"}
     assert agent.partition("=")[2].startswith(f"{endpoint['portNumber']}:")
