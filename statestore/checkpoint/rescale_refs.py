@@ -248,13 +248,14 @@ def _delete_abandoned(
     cleaned = delete_files(
         location, [info for info in files if _is_below(info.name, below)], deadline
     )
-    # It was perhaps the last that needed the files of its own sources.
-    own = {ref for ref in refs if ref.partition == partition}
-    for source in sorted({source for ref in own for source in _read(location, ref).sources}):
-        if not cleaned.num_left:
-            cleaned += _delete_abandoned(
-                location.sibling(source), below, num_partitions, visited, deadline
-            )
+    # It was perhaps the last that needed the files of its own sources. What it has there goes now:
+    # once a rescale has made the state partition anew, it would be taken for one that is needed.
+    for ref in (ref for ref in refs if ref.partition == partition):
+        for number in _read(location, ref).sources:
+            if number != partition and not cleaned.num_left:
+                source = location.sibling(number)
+                source.io.delete(source.path(str(ref)))
+                cleaned += _delete_abandoned(source, below, num_partitions, visited, deadline)
     if not cleaned.num_left:
         _delete_refs(location, refs)
     return cleaned

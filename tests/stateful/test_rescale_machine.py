@@ -408,3 +408,22 @@ class RocksDBRescaleMachine(RescaleMachine):
 
 TestRescale = pytest.mark.timeout(600)(case_of(RescaleMachine, divisor=5, steps=20))
 TestRocksDBRescale = pytest.mark.timeout(600)(case_of(RocksDBRescaleMachine, divisor=16, steps=15))
+
+
+@pytest.mark.parametrize("machine", [RescaleMachine, RocksDBRescaleMachine])
+def test_files_of_a_partition_that_came_back_go(machine):
+    """Catches references of a state partition's earlier life that keep files for ever."""
+    machine.num_lived = 0
+    history = machine()
+    batch = {b"key-%d" % number: (PUT, b"v") for number in range(24)}
+    history.choose(1, "default", 1, incremental=True, lazy=False, tells=True, first={})
+    history.rescale(12, None, happens=False)
+    history.split_and_join([batch] * 3)
+    history.commit({})
+    history.commit({})
+    history.rescale(3, None, happens=False)
+    history.split_and_join([batch] * 4)
+    history.commit({})
+    history.rescale(12, None, happens=False)
+    history.commit({})
+    history.teardown()
