@@ -10,7 +10,7 @@
 JVM and engines hold the lock of `statestore.io.scratch`; an engine that starts removes directories
 of others that are all gone. If only an engine died, the engine that replaces it under the same name
 removes its unfinished files. It keeps the fetched ones, which the JVM may be reading, and the
-databases, which are taken again by the stores that come back.
+databases, which are taken again by the stores that come back; the others go after an hour.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import logging
 import shutil
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,8 +41,6 @@ MAX_CLOSED_STORES = 32
 """Stores closed last that keep their files on the local disk, for when they come back."""
 LEFT_MS = 3_600_000
 """How long the local databases of an engine that died are kept for the stores that it had."""
-_LEFT = "left"
-"""What the names of those begin with that are being removed."""
 
 
 class Sessions:
@@ -240,10 +239,10 @@ class Sessions:
                 return
             self._left_until_ms = None
             taken = {Path(path).name for path in self._rocksdb_directories}
-            left = [
-                path.rename(path.with_name(f"{_LEFT}-{path.name}"))
-                for path in Path(self._database_directory).glob("*-*")
-                if "-".join(path.name.split("-")[:2]) not in taken
-            ]
+            left = []
+            for path in Path(self._database_directory).glob("*-*"):
+                if "-".join(path.name.split("-")[:2]) not in taken:
+                    with suppress(OSError):
+                        left.append(path.rename(Path(self._work_directory, path.name)))
         for path in left:
             shutil.rmtree(path, ignore_errors=True)

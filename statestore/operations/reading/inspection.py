@@ -181,7 +181,7 @@ def find_key(rows: FoundRows, key: Sequence[Any]) -> pa.Table:
     if isinstance(key, str | bytes):
         raise InvalidArgumentError(
             "a key is several values, one for each of its columns",
-            values=type(key).__name__,
+            type=type(key).__name__,
             to_fix="give a list, also of one value: [key]",
         )
     if len(key) > len(schema.fields):

@@ -16,7 +16,7 @@ becomes one with a zone.
 | interval, interval year to month | an interval; of months alone |
 | interval day to second | a duration, or an interval without months, of whole microseconds |
 | struct, array, map | the same of these; fields of structs by name, all of them |
-| variant | a struct of its value and metadata, both binary; of two nulls it is null |
+| variant | a struct of its value and metadata, both binary; null where both are |
 | any | nulls, where the schema has them |
 
 A map has each key once, and none that is null.

@@ -268,6 +268,9 @@ object HadoopFiles {
     override def renameTempFile(from: Path, to: Path, overwriteIfPossible: Boolean): Unit = {
       if (overwriteIfPossible) HadoopFiles.delete(fs, to, isTree = false)
       super.renameTempFile(from, to, overwriteIfPossible)
+      if (fs.exists(from)) {
+        throw new FileAlreadyExistsException(s"another writer was first: path=$to")
+      }
     }
   }
 
