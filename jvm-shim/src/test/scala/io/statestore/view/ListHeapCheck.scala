@@ -144,9 +144,14 @@ object ListHeapCheck {
     (held, store.overlay.heapBytes)
   }
 
-  private def usedHeap(): Long = {
+  /** What is held once threads of the JVM's and of Spark's have let go what they held to start. */
+  private def usedHeap(): Long =
+    Iterator.continually(usedNow()).sliding(3).map(_.toSeq)
+      .find(found => found.max - found.min < 16384).get.last
+
+  private def usedNow(): Long = {
+    Thread.sleep(50)
     System.gc()
-    System.gc() // what the first one found to be cleaned up
     val runtime = Runtime.getRuntime
     runtime.totalMemory - runtime.freeMemory
   }
