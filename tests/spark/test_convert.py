@@ -189,19 +189,18 @@ def test_rows_equal_never_converted_when_there_is_no_changelog(make_lane: MakeLa
 
 
 @pytest.mark.parametrize(
-    ("query", "names"),
+    "names",
     [
         pytest.param(
-            JOIN,
             ("spark-rocksdb", "rocksdb", "spark-rocksdb"),
             marks=pytest.mark.needs("to-spark-rocksdb"),
         ),
-        (JOIN, ("rocksdb", "spark-hdfs", "filesystem")),
+        ("rocksdb", "spark-hdfs", "filesystem"),
     ],
     ids=["kept", "given-up"],
 )
 def test_rows_equal_never_converted_when_checkpoint_format_is_2(
-    make_lane: MakeLane, query: Query, names: Sequence[str]
+    make_lane: MakeLane, names: Sequence[str]
 ) -> None:
     """Catches checkpoint IDs of nothing or of another store, and a planned batch that is lost.
 
@@ -214,7 +213,7 @@ def test_rows_equal_never_converted_when_checkpoint_format_is_2(
         if to == "spark-hdfs":
             lane.conf[FORMAT] = "1"
 
-    _assert_round_trip(make_lane, query, names, FORMAT_2, uncommit)
+    _assert_round_trip(make_lane, JOIN, names, FORMAT_2, uncommit)
 
 
 def _assert_not_startable(lane: Lane, checkpoint: Path) -> None:

@@ -103,6 +103,10 @@ def test_file_is_replaced_where_a_rename_replaces_none(files: ShimFiles, tmp_pat
     with pytest.raises(StorageError, match="the upload failed"):
         io.write(str(kept), b"new", sync=True, overwrite=True)
     assert kept.read_bytes() == b"old"
+    contested = tmp_path / "leases" / "contested"
+    with pytest.raises(StorageError, match="another writer was first"):
+        io.write(str(contested), b"new", sync=True, overwrite=True)
+    contested.unlink()
     assert [info.name for info in io.list(f"{tmp_path}/leases")] == ["query.json"]
 
 

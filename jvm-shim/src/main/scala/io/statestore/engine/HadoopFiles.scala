@@ -268,8 +268,10 @@ object HadoopFiles {
     override def renameTempFile(from: Path, to: Path, overwriteIfPossible: Boolean): Unit = {
       if (overwriteIfPossible) HadoopFiles.delete(fs, to, isTree = false)
       super.renameTempFile(from, to, overwriteIfPossible)
-      if (fs.exists(from)) {
-        throw new FileAlreadyExistsException(s"another writer was first: path=$to")
+      // Its stream takes an error of a file that exists for done, too.
+      if (overwriteIfPossible && fs.exists(from)) {
+        HadoopFiles.delete(fs, from, isTree = false)
+        throw new IOException(s"another writer was first: path=$to")
       }
     }
   }
