@@ -389,6 +389,16 @@ def test_call_that_ends_by_an_error_leaves_no_connection(classes: Path) -> None:
 
 
 @pytest.mark.timeout(240)
+def test_new_connection_waits_no_longer_than_its_call(classes: Path) -> None:
+    """Catches a lease that lapses while an engine that hangs does not take the token."""
+    shown = run_java(classes, "engine.SilentEngineCheck")
+
+    raised, told = shown.splitlines()
+    assert raised.endswith("EngineHungException: no sign of life within 500 ms")
+    assert told == "in time"
+
+
+@pytest.mark.timeout(240)
 def test_driver_that_does_not_answer_in_time_is_one_that_cannot_be_reached(classes: Path) -> None:
     """Catches tasks that fail because a busy driver does not say whose stores they open."""
     shown = run_java(classes, "engine.SilentDriverCheck")

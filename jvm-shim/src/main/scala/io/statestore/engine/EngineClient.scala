@@ -66,7 +66,8 @@ private[engine] final class EngineClient(port: Int, token: String, callTimeoutMs
   override def sendCommand(command: String, blocking: Boolean): String = {
     var connection: Connection = null
     try {
-      connection = Option(idle.pollLast()).getOrElse(new Connection(port, token, readTimeoutMs))
+      connection =
+        Option(idle.pollLast()).getOrElse(new Connection(port, token, patience.get.timeoutMs))
       val reply = connection.send(command, patience.get)
       idle.addLast(connection)
       if (closed) closeIdle()
@@ -113,7 +114,8 @@ private object EngineClient {
   /** How long a call may be silent, and how far it is. */
   private final case class Patience(timeoutMs: Int, steps: () => Long)
 
-  private final class Connection(port: Int, token: String, readTimeoutMs: Int) {
+  /** Made within the timeout of the call that needs it. */
+  private final class Connection(port: Int, token: String, timeoutMs: Int) {
     private[this] val socket = new Socket()
     private[this] val (input, reader, writer) =
       try open()
@@ -126,8 +128,9 @@ private object EngineClient {
     private def open(): (BufferedInputStream, BufferedReader, BufferedWriter) = {
       // Otherwise a message above 8 kB waits 40 ms for a delayed acknowledgement.
       socket.setTcpNoDelay(true)
-      socket.connect(new InetSocketAddress(Address, port), ConnectTimeoutMs)
-      socket.setSoTimeout(readTimeoutMs)
+      socket.connect(
+        new InetSocketAddress(Address, port), math.min(timeoutMs, ConnectTimeoutMs))
+      socket.setSoTimeout(timeoutMs)
       val input = new BufferedInputStream(socket.getInputStream)
       val reader = new BufferedReader(new InputStreamReader(input, UTF_8))
       val writer = new BufferedWriter(new OutputStreamWriter(socket.getOutputStream, UTF_8))
