@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -267,6 +268,34 @@ def test_renewals_go_on_when_one_engine_hangs(make_lane: MakeLane) -> None:
                 seen |= _renewals(lane)
                 wait_for(lambda: _renewals(lane) - seen, "another renewal")  # noqa: B023
             finally:
+                os.kill(pid, signal.SIGCONT)
+    finally:
+        handle.stop()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.extended
+def test_only_engine_is_replaced_when_it_hangs(make_lane: MakeLane) -> None:
+    """Catches the engine of a cluster's driver, which serves no store, that hangs for ever."""
+    conf = {
+        LEASE_INTERVAL: str(INTERVAL_MS),
+        f"{STATE_STORE}.engine.processes": "1",
+        f"{STATE_STORE}.engine.callTimeoutMs": "5000",
+    }
+    lane = make_lane(replace(AGGREGATION, plan=one_input(1)), conf=conf)
+    before = set(engines(descendants(os.getpid())))
+    lane.feed(*lane.query.plan[0])
+    handle = lane.start(available_now=False)
+    try:
+        wait_for(lambda: len(lane.batches) == 1, "the batch")
+        (pid,) = set(engines(descendants(os.getpid()))) - before
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            seen = _renewals(lane)
+            wait_for(lambda: _renewals(lane) - seen, "a renewal by another engine", timeout_s=60)
+            assert pid not in engines(descendants(os.getpid()))
+        finally:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
     finally:
         handle.stop()

@@ -71,10 +71,17 @@ final class EnginePool private[engine] (settings: EngineSettings) {
    * is not waited for while another engine is up.
    *
    * @param timeoutMs milliseconds to wait for the answer of each
+   * @param isUrgent whether the only engine of a pool is called as by `call`: nothing else may
+   *        notice that it hangs
    * @throws io.statestore.EngineUnavailableException none answered; otherwise as `call`
    */
-  def callAny(storeKey: String, request: ObjectNode, timeoutMs: Long): ObjectNode =
-    replyOf(storeKey, request) { asked =>
+  def callAny(
+      storeKey: String,
+      request: ObjectNode,
+      timeoutMs: Long,
+      isUrgent: Boolean): ObjectNode =
+    if (isUrgent && engines.length == 1) call(storeKey, request)
+    else replyOf(storeKey, request) { asked =>
       val first = engineOf(storeKey)
       val running = (first +: engines.toSeq.filterNot(_ eq first)).filter(_.isRunning)
       @tailrec

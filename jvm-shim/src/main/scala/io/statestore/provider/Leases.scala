@@ -270,7 +270,9 @@ private[statestore] object Leases extends Logging {
       if (renewedAt.isEmpty) context.call(request)
       else {
         val timeoutMs = math.max(intervalMs, MinCallTimeoutMs)
-        context.engines.callAny(context.directory, request, timeoutMs)
+        // A lease that is taken again has expired, and a driver's engine serves no stores.
+        val isUrgent = action == "take"
+        context.engines.callAny(context.directory, request, timeoutMs, isUrgent)
       }
       ()
     }
