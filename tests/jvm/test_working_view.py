@@ -399,6 +399,14 @@ def test_new_connection_waits_no_longer_than_its_call(classes: Path) -> None:
 
 
 @pytest.mark.timeout(240)
+def test_lease_that_begins_while_the_driver_is_asked_goes_on(classes: Path) -> None:
+    """Catches a lease that is dropped since the driver does not name a run it was not asked of."""
+    shown = run_java(classes, "provider.LeasesCheck")
+
+    assert shown.splitlines() == ["first second"]
+
+
+@pytest.mark.timeout(240)
 def test_driver_that_does_not_answer_in_time_is_one_that_cannot_be_reached(classes: Path) -> None:
     """Catches tasks that fail because a busy driver does not say whose stores they open."""
     shown = run_java(classes, "engine.SilentDriverCheck")

@@ -126,10 +126,10 @@ private[statestore] object Leases extends Logging {
           // An option that is out of range fails the query's first task, by name.
           Try(contextOf(query)).foreach(leaseOf)
         }
-      val runs = held.keySet.asScala.map(_._2).toSet
-      if (runs.nonEmpty) {
-        val active = QueryRuns.active(runs)
-        held.asScala.foreach { case (key, lease) =>
+      val asked = held.asScala.toSeq // others may begin meanwhile
+      if (asked.nonEmpty) {
+        val active = QueryRuns.active(asked.map { case ((_, run), _) => run }.toSet)
+        asked.foreach { case (key, lease) =>
           lease.isEnding = !active(key._2)
           if (lease.isEnding && lease.endIfIdle()) {
             held.remove(key, lease)
