@@ -399,6 +399,16 @@ def test_new_connection_waits_no_longer_than_its_call(classes: Path) -> None:
 
 
 @pytest.mark.timeout(240)
+def test_task_killed_at_its_first_local_file_is_not_a_failure(
+    classes: Path, tmp_path: Path
+) -> None:
+    """Catches local directories that "cannot be written", and those left by each such task."""
+    shown = run_java(classes, "engine.ScratchDirectoryCheck", str(tmp_path))
+
+    assert shown.splitlines() == ["FileLockInterruptionException"] * 2 + ["0"]
+
+
+@pytest.mark.timeout(240)
 def test_lease_that_begins_while_the_driver_is_asked_goes_on(classes: Path) -> None:
     """Catches a lease that is dropped since the driver does not name a run it was not asked of."""
     shown = run_java(classes, "provider.LeasesCheck")

@@ -1,7 +1,7 @@
 package io.statestore
 
 import java.io.{File, IOException}
-import java.nio.channels.ClosedByInterruptException
+import java.nio.channels.{ClosedByInterruptException, FileLockInterruptionException}
 import java.nio.file.Files
 import java.util.Locale
 
@@ -109,7 +109,7 @@ object ShimErrors {
   def onLocalDisk[T](action: String, path: File)(body: => T): T =
     try body
     catch {
-      case e: ClosedByInterruptException => throw e // the task was killed
+      case e: IOException if isInterruption(e) => throw e
       case e @ (_: IOException | _: RocksDBException) if isGone(path.getParentFile) =>
         throw scratchGone(path.getParentFile, e)
       case e: IOException => throw new LocalDiskException(action, path, e)
@@ -150,8 +150,11 @@ object ShimErrors {
   }
 
   /** Whether it says that the task was killed, and nothing else. */
-  def isInterruption(cause: Throwable): Boolean =
-    cause.isInstanceOf[InterruptedException] || cause.isInstanceOf[ClosedByInterruptException]
+  def isInterruption(cause: Throwable): Boolean = cause match {
+    case _: InterruptedException => true
+    case _: ClosedByInterruptException | _: FileLockInterruptionException => true
+    case _ => false
+  }
 
   /** The error for a column family that is not laid out as the checkpoint's. */
   def schemaChanged(store: StateStoreId, stored: ColumnFamily, query: ColumnFamily): Throwable =

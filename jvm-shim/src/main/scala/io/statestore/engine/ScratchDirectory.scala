@@ -49,13 +49,14 @@ private[engine] object ScratchDirectory {
    * Make a directory in the first of `parents` that can be written, readable by this user only.
    *
    * @throws EngineUnavailableException none of them can be written
+   * @throws java.io.IOException the task was killed
    */
   def create(parents: Seq[String]): ScratchDirectory = {
     val failures = Iterator.newBuilder[String]
     parents.iterator.flatMap { parent =>
       try Some(createIn(Paths.get(parent)))
       catch {
-        case e: IOException =>
+        case e: IOException if !ShimErrors.isInterruption(e) =>
           failures += s"$parent ($e)"
           None
       }
@@ -70,10 +71,18 @@ private[engine] object ScratchDirectory {
     Files.createDirectory(
       path,
       PosixFilePermissions.asFileAttribute(PosixFilePermissions.fromString("rwx------")))
-    val lock = FileChannel.open(path.resolve("lock"), CREATE, READ, WRITE)
-    // Shared: each engine takes the same lock beside this one.
-    lock.lock(0L, Long.MaxValue, true)
-    new ScratchDirectory(path.toFile, lock)
+    var lock: FileChannel = null
+    try {
+      lock = FileChannel.open(path.resolve("lock"), CREATE, READ, WRITE)
+      // Shared: each engine takes the same lock beside this one.
+      lock.lock(0L, Long.MaxValue, true)
+      new ScratchDirectory(path.toFile, lock)
+    } catch {
+      case e: Throwable =>
+        deleteTree(path)
+        if (lock != null) lock.close()
+        throw e
+    }
   }
 
   def deleteTree(root: Path): Unit =
