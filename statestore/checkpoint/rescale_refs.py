@@ -196,16 +196,18 @@ def release(
     location: StoreLocation,
     refs: Sequence[RescaleRefName],
     num_partitions: int,
+    newest: int,
     deadline: Deadline | None = None,
 ) -> Cleanup:
-    """Release the sources of rescaled versions, and delete those that no longer exist.
+    """Release the sources of rescaled versions, and delete what is in those that no longer exist.
 
     Args:
         location: A store whose directory has the reference files.
         refs: Its own, or of state partitions that no longer exist; a missing file is no error.
-        num_partitions: State partitions that the checkpoint has now: a source beyond them has no
+        num_partitions: State partitions that the checkpoint has now: one beyond them has no
             maintenance of its own, so whoever releases it last deletes its files.
-        deadline: After it no more of those files are deleted, and the own reference stays.
+        newest: Newest version of the checkpoint: files of a later one are a rescale's under way.
+        deadline: After it no more of those files are deleted, and the references here stay.
 
     Guarantee: can be repeated after a raise, and after the deadline.
 
@@ -214,29 +216,47 @@ def release(
         StorageError: The storage failed.
     """
     own = location.store.partition
-    below = max((ref.version for ref in refs if ref.partition == own), default=0)
-    cleaned = Cleanup()
+    abandoned = {ref.partition for ref in refs}
     for ref in refs:
-        sources = _read(location, ref).sources if ref.partition == own else ()
-        for partition in sources:
-            if partition != own:
-                source = location.sibling(partition)
-                source.io.delete(source.path(str(ref)))
-                cleaned += _delete_abandoned(source, below, num_partitions, {own}, deadline)
-                if cleaned.num_left:
-                    return cleaned
-    _delete_refs(location, refs)
+        if ref.partition == own:
+            abandoned.update(_release_sources(location, ref))
+    cleaned = Cleanup()
+    visited = {own}
+    below = max((ref.version for ref in refs), default=0)
+    for partition in sorted(abandoned):
+        if cleaned.num_files and deadline is not None and deadline.has_passed():
+            cleaned += Cleanup(num_left=1)
+        if cleaned.num_left:
+            return cleaned
+        source = location.sibling(partition)
+        cleaned += _delete_abandoned(source, below, newest, num_partitions, visited, deadline)
+    if not cleaned.num_left:
+        _delete_refs(location, refs)
     return cleaned
+
+
+def _release_sources(location: StoreLocation, ref: RescaleRefName) -> list[int]:
+    """Delete a store's own reference where its other sources have it, and return those."""
+    others = [number for number in _read(location, ref).sources if number != ref.partition]
+    for number in others:
+        source = location.sibling(number)
+        source.io.delete(source.path(str(ref)))
+    return others
 
 
 def _delete_abandoned(
     location: StoreLocation,
     below: int,
+    newest: int,
     num_partitions: int,
     visited: set[int],
     deadline: Deadline | None,
 ) -> Cleanup:
-    """Delete the files of a state partition that no longer exists, unless a version needs them."""
+    """Delete the files of a state partition that no longer exists, unless a version needs them.
+
+    One that needs them, or existed in between, has a reference there. So files of later versions
+    than those released are of no use either: a rescale or batches that were taken back left them.
+    """
     partition = location.store.partition
     if partition < num_partitions or partition in visited:
         return Cleanup()
@@ -246,16 +266,14 @@ def _delete_abandoned(
     if any(ref.partition < num_partitions or ref.version > below for ref in refs):
         return Cleanup()
     cleaned = delete_files(
-        location, [info for info in files if _is_below(info.name, below)], deadline
+        location, [info for info in files if _may_go(info.name, newest)], deadline
     )
     # It was perhaps the last that needed the files of its own sources. What it has there goes now:
     # once a rescale has made the state partition anew, it would be taken for one that is needed.
     for ref in (ref for ref in refs if ref.partition == partition):
-        for number in _read(location, ref).sources:
-            if number != partition and not cleaned.num_left:
-                source = location.sibling(number)
-                source.io.delete(source.path(str(ref)))
-                cleaned += _delete_abandoned(source, below, num_partitions, visited, deadline)
+        for number in () if cleaned.num_left else _release_sources(location, ref):
+            source = location.sibling(number)
+            cleaned += _delete_abandoned(source, below, newest, num_partitions, visited, deadline)
     if not cleaned.num_left:
         _delete_refs(location, refs)
     return cleaned
@@ -272,11 +290,11 @@ def _delete_refs(location: StoreLocation, refs: Sequence[RescaleRefName]) -> Non
             location.io.delete_files(location.directory, batch)
 
 
-def _is_below(file_name: str, version: int) -> bool:
-    """Return whether a file is of a lower version, or of none and useless without those."""
+def _may_go(file_name: str, newest: int) -> bool:
+    """Return whether a file is of no later version than the newest, or of none."""
     name = parse_state_file_name(file_name)
     if name is not None:
-        return name.version < version
+        return name.version <= newest
     return is_temporary(file_name) or parse_pin_name(file_name) is not None
 
 

@@ -395,4 +395,4 @@ def undo_rescaled_version(location: StoreLocation, version: int) -> None:
             location.io.delete(location.path(info.name))
     # The sources are the state partitions again, so the release must delete none of them.
     ref = RescaleRefName(version, location.store.partition)
-    release(location, (ref,), MAX_PARALLELISM_LIMIT)
+    release(location, (ref,), MAX_PARALLELISM_LIMIT, version)

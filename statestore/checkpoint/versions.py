@@ -185,7 +185,13 @@ class VersionsBase(ABC):
             return Cleanup()
         cleaned = Cleanup()
         try:
-            cleaned = release(self.location, plan.release, head.trailer.num_partitions, deadline)
+            cleaned = release(
+                self.location,
+                plan.release,
+                head.trailer.num_partitions,
+                head.trailer.version,
+                deadline,
+            )
         except CorruptionError as error:
             logger.warning("references of a rescale stay: error=%s", error)
         unneeded = [info for info in plan.delete if not self._is_read(info.name)]

@@ -214,6 +214,7 @@ def _ref(directory, backend):
     made.run_batch(dict.fromkeys(range(12), 7))
     made.take_snapshots()
     made.run_batch(dict.fromkeys(range(12), 8))
+    newest = made.version
     shutil.copytree(root, copy)
 
     def read(_rng, path):
@@ -226,7 +227,7 @@ def _ref(directory, backend):
                 shutil.copytree(before, copy / "state/0" / before.name)
         location = StoreLocation(LocalFileIO(), f"{copy}/state", StoreName(0, partition), body)
         refs = find_refs(location.io.list(location.directory))
-        release(location, [ref for ref in refs if ref.partition == partition], 4)
+        release(location, [ref for ref in refs if ref.partition == partition], 4, newest)
         # The partitions are more than before, and all need what is there.
         return {
             "files": {

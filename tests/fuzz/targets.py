@@ -186,7 +186,7 @@ def fuzz_json(data):
         lease.has_expired(1)
         lease.holder.describe()
     with _Named():
-        release(StoreLocation(io, root, StoreName(0, 0)), [RescaleRefName(3, 0)], 1)
+        release(StoreLocation(io, root, StoreName(0, 0)), [RescaleRefName(3, 0)], 1, 3)
     with _Named():
         parse_schema(data.decode(errors="replace"))
     with _Named():

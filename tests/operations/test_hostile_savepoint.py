@@ -272,6 +272,6 @@ def test_a_cleanup_deletes_nowhere_when_a_reference_file_names_another_place(tmp
     before = files_below(tmp_path)
 
     with pytest.raises(CorruptionError, match=r"3\.0\.ref"):
-        release(store, [RescaleRefName(3, 0)], num_partitions=1)
+        release(store, [RescaleRefName(3, 0)], num_partitions=1, newest=3)
 
     assert files_below(tmp_path) == before

@@ -15,7 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from rocksdict import AccessType, Options, Rdict
 
 from statestore.checkpoint.key_group_rows import NUM_CLASSES, class_of
-from statestore.checkpoint.layout import StoreLocation, parse_state_file_name
+from statestore.checkpoint.layout import (
+    StoreLocation,
+    parse_rescale_ref_name,
+    parse_state_file_name,
+)
 from statestore.checkpoint.rescaling import (
     RescaledStores,
     undo_rescaled_version,
@@ -69,7 +73,7 @@ class Version:
 
 
 class RescaleMachine(RuleBasedStateMachine):
-    """Commits, rescales, undone rescales, repeated ones, loads, maintenance, engine restarts."""
+    """Commits, loads, maintenance, engine restarts; rescales: also undone, repeated, given up."""
 
     backend = "filesystem"
     body = "arrows"
@@ -83,10 +87,11 @@ class RescaleMachine(RuleBasedStateMachine):
         self.num_attempts = 0
         self.versions = {}
         self.newest = 0
-        self.highest = 0
         self.before_rescale = 0
         self.oldest = 1
+        self.oldest_to_repair = 1
         self.can_undo = False
+        self.cut_off = set()
         self.engine = self.start_engine()
 
     @initialize(
@@ -158,7 +163,7 @@ class RescaleMachine(RuleBasedStateMachine):
         self.newest += 1
         self.versions = {v: kept for v, kept in self.versions.items() if v < self.newest}
         self.versions[self.newest] = after
-        self.highest = max(self.highest, self.newest)
+        self.forgets_below(self.newest - NUM_RETAINED + 1)
         self.can_undo = False
 
     def commit_partition(self, partition, before, after, rows):
@@ -208,21 +213,9 @@ class RescaleMachine(RuleBasedStateMachine):
     def rescale(self, num_partitions, fails_at, happens):
         """Rescale, once more after a call to the storage failed or lost its reply."""
         before = self.current
-        heads = {
-            partition: read_delta_trailer(
-                self.location(partition), self.newest, self.asked_id(self.newest, partition)
-            )
-            for partition in range(before.num_partitions)
-        }
-        self.highest += 1
-        plan = RescaledStores(heads, self.highest, num_partitions)
+        plan = self.plan_rescale(num_partitions)
         if fails_at is not None:
-            self.io.arm(Fault(fails_at, happens, ("write", "publish")))
-            try:
-                self.write(plan)
-            except StorageError:
-                assert self.io.has_failed
-            self.io.arm(None)
+            self.write_until(plan, Fault(fails_at, happens, ("write", "publish")))
         published = self.write(plan)
         assert self.write(plan) == published
         made = {
@@ -233,7 +226,8 @@ class RescaleMachine(RuleBasedStateMachine):
             }
             for partition, file in published.items()
         }
-        self.before_rescale, self.newest = self.newest, self.highest
+        self.before_rescale, self.newest = self.newest, self.newest + 1
+        self.versions = {v: kept for v, kept in self.versions.items() if v < self.newest}
         self.versions[self.newest] = Version(num_partitions, dict(before.rows), made, True)
         self.oldest = self.newest
         self.can_undo = True
@@ -249,6 +243,23 @@ class RescaleMachine(RuleBasedStateMachine):
         self.maintain_some(range(num_partitions))
         self.commit(batches[0])
         self.rescale(num_partitions, None, happens=False)
+
+    def plan_rescale(self, num_partitions):
+        heads = {
+            partition: read_delta_trailer(
+                self.location(partition), self.newest, self.asked_id(self.newest, partition)
+            )
+            for partition in range(self.current.num_partitions)
+        }
+        return RescaledStores(heads, self.newest + 1, num_partitions)
+
+    def write_until(self, plan, fault):
+        self.io.arm(fault)
+        try:
+            self.write(plan)
+        except StorageError:
+            assert self.io.has_failed
+        self.io.arm(None)
 
     def write(self, plan):
         self.settle()
@@ -271,6 +282,33 @@ class RescaleMachine(RuleBasedStateMachine):
         self.check_version(self.newest)
 
     @precondition(lambda self: self.newest > 0)
+    @rule(num_partitions=st.sampled_from(DIVISORS), fails_at=st.integers(0, 30))
+    def give_up_rescale(self, num_partitions, fails_at):
+        """A rescale was killed before it planned its batch; the query goes on without it."""
+        fault = Fault(fails_at, False, ("write", "publish"))
+        self.write_until(self.plan_rescale(num_partitions), fault)
+        self.cut_off.update(filter(self.is_cut_off, Path(self.root).rglob("*.ref")))
+        self.give_up_later_versions()
+
+    @precondition(lambda self: self.newest > 0)
+    @rule(data=st.data())
+    def repair(self, data):
+        """The logs go back to a version, also behind a rescale; no query runs."""
+        retained = [v for v in self.versions if self.oldest_to_repair <= v <= self.newest]
+        self.go_back_to(data.draw(st.sampled_from(retained)))
+
+    def go_back_to(self, version):
+        self.newest = self.oldest = version
+        self.give_up_later_versions()
+        self.restart_engine()
+        self.check_version(self.newest)
+        self.forgets_below(self.newest - NUM_RETAINED + 1)
+
+    def give_up_later_versions(self):
+        self.versions = {v: kept for v, kept in self.versions.items() if v <= self.newest}
+        self.can_undo = False
+
+    @precondition(lambda self: self.newest > 0)
     @rule(data=st.data())
     def load(self, data):
         """A batch failed: any version that is retained."""
@@ -279,8 +317,12 @@ class RescaleMachine(RuleBasedStateMachine):
         self.settle()  # a cleanup after a snapshot would take what follows for old attempts'
         self.check_version(version)
         self.newest = version
-        # A load cleans up, too: what is older than the versions retained then does not come back.
-        self.oldest = max(self.oldest, version - NUM_RETAINED + 1)
+        self.forgets_below(version - NUM_RETAINED + 1)
+
+    def forgets_below(self, version):
+        """A cleanup may have come: versions below do not come back."""
+        self.oldest = max(self.oldest, version)
+        self.oldest_to_repair = max(self.oldest_to_repair, version)
 
     def check_version(self, version):
         of = self.versions[version]
@@ -329,7 +371,7 @@ class RescaleMachine(RuleBasedStateMachine):
                 snapshot=True,
                 cleanup=True,
             )
-        self.oldest = max(self.oldest, self.newest - NUM_RETAINED + 1)
+        self.forgets_below(self.newest - NUM_RETAINED + 1)
 
     @rule()
     def restart_engine(self):
@@ -350,6 +392,7 @@ class RescaleMachine(RuleBasedStateMachine):
                 self.maintain_some(range(self.current.num_partitions))
             self.check_version(self.newest)
             self.check_files()
+            self.settle()
         shutil.rmtree(self.directory)
 
     def check_files(self):
@@ -357,7 +400,10 @@ class RescaleMachine(RuleBasedStateMachine):
         last_rescale = max(rescaled, default=0)
         alive = {self.location(p).directory for p in range(self.current.num_partitions)}
         paths = [path for path in Path(self.root).rglob("*") if path.is_file()]
+        cut_off = {path.parent for path in self.cut_off.intersection(paths)}
         for path in paths:
+            if str(path.parent) not in alive and path.parent in cut_off:
+                continue
             assert str(path.parent) in alive, sorted(map(str, paths))
             name = parse_state_file_name(path.name)
             assert name is not None, sorted(map(str, paths))
@@ -366,6 +412,14 @@ class RescaleMachine(RuleBasedStateMachine):
             asked = self.asked_id(self.newest, partition)
             head = read_delta_trailer(self.location(partition), self.newest, asked)
             assert not any(ref.is_foreign for ref in head.trailer.files)
+
+    def is_cut_off(self, path):
+        """Return whether a rescale was killed when it had made a directory and nothing else."""
+        ref = parse_rescale_ref_name(path.name)
+        if ref is None or path.parent != Path(self.location(ref.partition).directory):
+            return False
+        others = {*json.loads(path.read_text())["sources"]} - {ref.partition}
+        return not any(Path(self.location(p).path(path.name)).exists() for p in others)
 
 
 def rows_in_files(loaded):
@@ -426,4 +480,40 @@ def test_files_of_a_partition_that_came_back_go(machine):
     history.commit({})
     history.rescale(12, None, happens=False)
     history.commit({})
+    history.teardown()
+
+
+def repair_behind_a_rescale(history):
+    history.rescale(4, None, happens=False)
+    for _ in range(2):
+        history.commit({b"b": (PUT, b"v")})
+    history.go_back_to(3)
+
+
+def give_up_a_rescale(history):
+    history.give_up_rescale(4, fails_at=100)
+
+
+def repair_and_rescale_to_fewer(history):
+    history.go_back_to(1)
+    history.rescale(1, None, happens=False)
+
+
+@pytest.mark.parametrize("machine", [RescaleMachine, RocksDBRescaleMachine])
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+@pytest.mark.parametrize(
+    "happens", [repair_behind_a_rescale, give_up_a_rescale, repair_and_rescale_to_fewer]
+)
+def test_files_that_were_given_up_go(machine, checkpoint_format, happens):
+    """Catches files of versions that are no longer, in state partitions that are no longer."""
+    machine.num_lived = 0
+    history = machine()
+    batch = {b"key-%d" % number: (PUT, b"v") for number in range(24)}
+    history.choose(
+        checkpoint_format, "default", 2, incremental=True, lazy=False, tells=True, first=batch
+    )
+    for _ in range(2):
+        history.commit(batch)
+    happens(history)
+    history.commit(batch)
     history.teardown()
