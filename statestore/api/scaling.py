@@ -148,6 +148,8 @@ class Scaling:
         checkpoint = Checkpoint(
             directory, storage_options=self._storage_options, spark=session_of_driver()
         )
+        if self._scaler is not None:
+            self._scaler.started(self.clock.elapsed_ms())
         return _Run(self, query, checkpoint, interval_ms).wait
 
     def scaler(self, checkpoint: Checkpoint, interval_ms: int) -> tuple[Scaler, int]:
@@ -175,6 +177,11 @@ class Scaling:
             self._scaler = Scaler(numbers, interval_ms, self._cool_down_ms, now_ms)
             self._of_scaler = numbers, interval_ms
         return self._scaler, now
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a batch of the query was seen: without one no checkpoint tells a number."""
+        return self._scaler is not None
 
     def give_up(self, error: StateStoreError) -> None:
         """Scale the query no more."""
@@ -250,16 +257,18 @@ class _Run:
 
     def _decide(self) -> Decision | None:
         load = self._newest_load()
-        if load is None:
-            if self._scaler is None or self._query.status["isTriggerActive"]:
-                return None
-        else:
-            if self._scaler is None:
-                self._scaler, self._num_partitions = self._of.scaler(
-                    self._checkpoint, self._interval_ms
-                )
+        if load is None and not (self._of.has_run and self._is_idle()):
+            return None
+        if self._scaler is None:
+            self._scaler, self._num_partitions = self._of.scaler(
+                self._checkpoint, self._interval_ms
+            )
+        if load is not None:
             self._scaler.note(load)
         return self._scaler.decide(self._num_partitions, self._of.clock.elapsed_ms())
+
+    def _is_idle(self) -> bool:
+        return not self._query.status["isTriggerActive"]
 
     def _newest_load(self) -> Load | None:
         """Return the load of the batch that has ended, None where it was told before."""

@@ -95,7 +95,7 @@ class Scaler:
         self._interval_ms = interval_ms
         self._cool_down_ms = cool_down_ms
         self._looked_back_ms = max(cool_down_ms, LEAST_BATCHES * interval_ms)
-        self._changed_ms = self._ended_ms = now_ms  # the newest change, the newest batch
+        self._changed_ms = self._ended_ms = now_ms  # the newest change; batch, or start of a run
         self._has_tried = False  # a number outside of those allowed is left at the start at once
         self._waiting: tuple[float, int] | None = None  # when, and how many rows
         self._samples: deque[_Sample] = deque()
@@ -142,6 +142,12 @@ class Scaler:
             return None
         self._forget(now_ms)
         return self._rise(num_partitions, now_ms) or self._fall(num_partitions, now_ms)
+
+    def started(self, now_ms: float) -> None:
+        """Begin a run of the query: that none ran before it does not mean that no rows came."""
+        if self._is_silent(now_ms):
+            self._samples.clear()
+        self._ended_ms = now_ms
 
     def changed(self, num_partitions: int, before: int, now_ms: float) -> None:
         """Begin anew after a change: what batches told in another number tells nothing now."""

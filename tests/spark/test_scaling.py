@@ -44,8 +44,8 @@ COOL_DOWN_S = 300.0
 class Run:
     """A supervised run of a lane, whose time is moved by hand: 200 s in every batch."""
 
-    def __init__(self, lane: Lane) -> None:
-        self.lane = lane
+    def __init__(self, lane: Lane, batch_s: float = BATCH_S) -> None:
+        self.lane, self.batch_s = lane, batch_s
         self.clock = ManualClock(now_ms=0)
         self.handles: list[Any] = []
         self.past: Any = None
@@ -70,7 +70,7 @@ class Run:
         self.clock.advance(50_000)
 
     def _on_batch(self, _: int) -> None:
-        time.sleep(BATCH_S)
+        time.sleep(self.batch_s)
         self.clock.advance(200_000)
 
     def _run(self) -> None:
@@ -120,6 +120,21 @@ def test_rows_are_the_same_when_the_query_scales_by_itself(
     assert (rose.options, fell.options) == ({"num_partitions": 8}, {"num_partitions": 2})
     assert rose.result["reason"].endswith("rows/s, more than 90%")
     assert fell.result["reason"] == "busy 0% of the time at 0 rows/s, less than 30%"
+
+
+@pytest.mark.ours
+def test_query_that_gets_no_rows_after_a_change_has_fewer_partitions(make_lane: MakeLane) -> None:
+    """Catches a run without a batch, which keeps for ever what the last rows have asked for."""
+    lane = make_lane(QUERY, conf=FOUR)
+    lane.feed(*QUERY.plan[0][:3])
+
+    with Run(lane, batch_s=2) as run:
+        run.wait(lambda: len(run.handles) == 2, "more partitions")
+        run.wait(lambda: run.idle() or len(run.handles) == 3, "fewer partitions")
+
+    assert len(lane.batches) == 3
+    fell = next(iter(Checkpoint(lane.checkpoint).history()))
+    assert fell.options == {"num_partitions": 2}
 
 
 @pytest.mark.ours
