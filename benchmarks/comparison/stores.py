@@ -38,7 +38,10 @@ def _best(provider: Provider) -> Provider:
 STORES = (
     find_provider("hdfs"),
     replace(find_provider("rocksdb"), has_families=True),
-    replace(_best(find_provider("rocksdb-changelog")), title="Spark RocksDB + changelog, format 2"),
+    replace(
+        _best(find_provider("rocksdb-changelog")),
+        title="Spark RocksDB + changelog, checkpoint format 2",
+    ),
     _best(find_provider(OURS)),
     _best(find_provider(OUR_ROCKSDB)),
     _best(find_provider("heap")),

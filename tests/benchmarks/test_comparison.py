@@ -45,8 +45,8 @@ def test_page_compares_own_cost_with_the_best_store_of_spark(tmp_path):
 
     page = render(NEXMARK, read_runs(file))
 
-    stores = "HDFS-backed | Spark RocksDB + changelog, format 2 | statestore filesystem | floor |"
-    assert f"| query | Spark {stores}" in page
+    spark = "Spark HDFS-backed | Spark RocksDB + changelog, checkpoint format 2"
+    assert f"| query | {spark} | statestore filesystem | floor |" in page
     assert "| q5 | 30.0 | 40.0 | **22.0** | 20.0 |" in page
     assert "| q20 |  |  | **50.0** | 20.0 |" in page
     assert "| q5 | 10.0 s | 0.73 | 0.20 |" in page
