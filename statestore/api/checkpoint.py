@@ -370,12 +370,12 @@ class Directory(Reached):
                 schema that cannot change would; or joins cannot have `join_format`, of which
                 docs/spark.md has every case.
         """
-        to = self._reach.beside(destination).place
-        with self._reach.checkpoint() as checkpoint:
+        reach, to = self._reach.with_new(destination)
+        with reach.checkpoint() as checkpoint:
             copy = decide_rows(
                 "transform",
                 checkpoint,
-                to,
+                to.place,
                 rows,
                 version=version,
                 change_schema=change_schema,
@@ -442,9 +442,9 @@ class Directory(Reached):
                 or state schemas are missing.
             CorruptionError, FencedError, StorageError: A file cannot be read, or a storage failed.
         """
-        to = self._reach.beside(new)
+        reach, to = self._reach.with_new(new)
         operators = OperatorMap(map_operators or {}, frozenset(drop_operators), add_operators or {})
-        with to.opened() as target, self._reach.checkpoint() as source:
+        with to.opened() as target, reach.checkpoint() as source:
             return decide_restore(
                 savepoint_in(source),
                 source,
@@ -528,12 +528,12 @@ class Checkpoint(Directory):
         Raises:
             InvalidArgumentError: No storage of that URI (kind unsupported-scheme).
         """
-        reach = self._reach.beside(directory)
-        with self._reach.checkpoint() as checkpoint:
-            found = find_savepoints(checkpoint, reach.place.uri)
+        reach, there = self._reach.with_new(directory)
+        with reach.checkpoint() as checkpoint:
+            found = find_savepoints(checkpoint, there.place)
         infos = {one.uri: one.savepoint for one in found}
         return Listing(
-            [self._savepoint(uri) for uri in infos],
+            [Savepoint._at(there.beside(uri)) for uri in infos],
             pa.schema(_SAVEPOINTS),
             lambda savepoint: {"uri": savepoint.uri, **asdict(infos[savepoint.uri])},
         )
@@ -883,11 +883,11 @@ class Checkpoint(Directory):
                 such form; or the form is native and the state is in checkpoint memory.
             NotFoundError: The version is being expired faster than it is copied.
         """
-        to = self._reach.beside(destination).place
-        with self._reach.using(), self._reach.opened() as place:
+        reach, to = self._reach.with_new(destination)
+        with reach.using(), reach.opened() as place:
             return take_savepoint(
                 place,
-                to,
+                to.place,
                 lambda _: self._savepoint(destination),
                 version=version,
                 form=form,
@@ -929,9 +929,9 @@ class Checkpoint(Directory):
             CorruptionError: The newest savepoint is damaged, so none was deleted.
         """
         retention = Retention(keep, max_age, form)
-        to = self._reach.beside(destination).place
-        with self._reach.using(), self._reach.opened() as place:
-            return retain_savepoint(place, to, retention, dry_run=dry_run, progress=progress)
+        reach, to = self._reach.with_new(destination)
+        with reach.using(), reach.opened() as place:
+            return retain_savepoint(place, to.place, retention, dry_run=dry_run, progress=progress)
 
     def branch(
         self,
@@ -959,8 +959,8 @@ class Checkpoint(Directory):
             InvalidArgumentError: The new checkpoint has files (kind checkpoint-exists), or the
                 state is in checkpoint memory.
         """
-        to = self._reach.beside(new)
-        with self._reach.checkpoint() as checkpoint:
+        reach, to = self._reach.with_new(new)
+        with reach.checkpoint() as checkpoint:
             return decide_branch(checkpoint, to.place, version).make(
                 lambda _: Checkpoint._at(to), dry_run=dry_run, progress=progress
             )
@@ -1002,13 +1002,13 @@ class Checkpoint(Directory):
                 not got the jar.
             CorruptionError, StorageError: State cannot be read or written; names the reason.
         """
-        there = self._reach.beside(new)
+        reach, there = self._reach.with_new(new)
         with open_conversion(
-            self._reach.place,
+            reach.place,
             there.place,
             provider,
-            spark=self._reach.spark,
-            session_conf={**self._reach.hadoop_conf, **(session_conf or {})},
+            spark=reach.spark,
+            session_conf={**reach.hadoop_conf, **(session_conf or {})},
         ) as conversion:
             return conversion.make(Checkpoint._at(there), dry_run=dry_run, progress=progress)
 

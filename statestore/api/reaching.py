@@ -13,7 +13,7 @@ from statestore.core.options import StateStoreOptions
 from statestore.io.hadoop_process import HADOOP_PREFIXES, HadoopProcess, use
 from statestore.io.local import temporary_directory
 from statestore.io.place import Place
-from statestore.io.storage import absolute_uri
+from statestore.io.storage import absolute_uri, is_hadoop
 from statestore.operations.checkpoint import find_checkpoints, open_checkpoint
 from statestore.spark.checkpoint_memory import checkpoint_memory
 from statestore.spark.connect import require_driver
@@ -100,6 +100,37 @@ class Reach:
         made = Reach.of(self.place.beside(absolute_uri(os.fspath(directory))))
         made.given, made.hadoop_conf, made.spark = self.given, self.hadoop_conf, self.spark
         return made
+
+    def with_new(self, directory: str | os.PathLike[str] | Reached) -> tuple[Reach, Reach]:
+        """Return this reach for a call that reaches another directory too, and the reach of that.
+
+        One JVM opens Hadoop's file systems for a call, by what either of the two was given.
+
+        Raises:
+            InvalidArgumentError: The two contradict each other.
+        """
+        other = self.beside(directory)
+        uris = other.place.uri, other.place.options.checkpoint_storage
+        if not any(map(is_hadoop, uris)):
+            return self, other
+        given, more = self.hadoop_conf, other.hadoop_conf
+        keys = [key for key in given.keys() & more.keys() if given[key] != more[key]]
+        if (self.spark is None) != (other.spark is None):  # a session has them all
+            keys = [*given, *more]
+        elif self.spark and other.spark and self.spark._jsparkSession != other.spark._jsparkSession:
+            keys = ["spark"]
+        if keys:
+            raise InvalidArgumentError(
+                "two directories are reached by options of Hadoop's that contradict each other",
+                directory=self.place.uri,
+                other=other.place.uri,
+                keys=", ".join(sorted(keys)),
+                to_fix="give both the same session, with the options set on it, or the same values",
+            )
+        made = Reach.of(self.place)
+        made.given = self.given
+        made.hadoop_conf, made.spark = {**given, **more}, self.spark or other.spark
+        return made, other
 
     @contextmanager
     def opened(self) -> Iterator[Place]:

@@ -65,13 +65,13 @@ def stop_with_savepoint(
         storage_options=storage_options,
         spark=session_of_driver(),
     )
-    with checkpoint._reach.checkpoint() as found:
+    reach, to = checkpoint._reach.with_new(destination)
+    with reach.checkpoint() as found:
         # What is refused, or cannot be read, is told while the query runs.
-        place = checkpoint._reach.beside(destination).place
         if found.newest_version:
-            decide_savepoint(found, place, form=form)
+            decide_savepoint(found, to.place, form=form)
         else:
             check_form(form)
-            check_target(place, "savepoint", found.uri)
+            check_target(to.place, "savepoint", found.uri)
     stop_after_batch(query, wait_s)
     return checkpoint.savepoint(destination, form=form).made

@@ -163,7 +163,8 @@ class Trial(Shown):
                 trial-failed); the query has run since; or its newest batch is planned and not
                 committed (kind unfinished-batch).
         """
-        with self._open() as (io, path):
+        reach, _ = self._reach.with_new(savepoint or self.uri)
+        with self._open(reach) as (io, path):
             record = self._record(io, path)
             is_begun = record.state in (State.PROMOTING, State.PROMOTED)
             if is_begun:
@@ -280,8 +281,9 @@ class Trial(Shown):
         return self._reach.beside(f"{self.uri}/{name}")
 
     @contextmanager
-    def _open(self) -> Iterator[tuple[TreeFileIO, str]]:
-        with self._reach.using(), self._reach.opened() as place, temporary_directory() as fetched:
+    def _open(self, reach: Reach | None = None) -> Iterator[tuple[TreeFileIO, str]]:
+        reach = reach or self._reach
+        with reach.using(), reach.opened() as place, temporary_directory() as fetched:
             yield place.open(fetched)
 
     def _record(self, io: TreeFileIO, path: str) -> Record:

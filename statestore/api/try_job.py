@@ -120,8 +120,8 @@ def try_job(
         if isinstance(checkpoint, Directory)
         else Reach(checkpoint, storage_options, None)
     )
-    ck = Checkpoint._at(reach)
-    it = Trial._at(ck._reach.beside(uri_beside(ck.uri, "-trial") if trial is None else trial))
+    reach, there = reach.with_new(uri_beside(reach.place.uri, "-trial") if trial is None else trial)
+    ck, it = Checkpoint._at(reach), Trial._at(there)
     given = tuple(os.fspath(argument) for argument in arguments)
     sides = {NEW: _Side(CHECKPOINT, job, given)}
     if against is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from statestore.api.checkpoint import Checkpoint, Savepoint
+from statestore.api.checkpoint import Checkpoint, Directory, Savepoint
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.writing.captured import CapturedBatch
 from statestore.operations.writing.decide import decide_bootstrap, decide_rows
@@ -39,7 +39,8 @@ def write_savepoint(
         destination: Directory of the savepoint, which must not be there; of any storage, which is
             reached as that of `like`, or by the options of the object given.
         like: A checkpoint or savepoint of the query, whose operators, state partitions and offsets
-            it gets; or of a query that has never run what `capture_query` returned.
+            it gets; or of a query that has never run what `capture_query` returned, whose directory
+            is reached as the destination.
         rows: By address, as `Checkpoint.rows` takes it, the rows: Arrow data as
             `Checkpoint.transform` says. What is not named keeps its rows, and has none in a query
             that has never run.
@@ -68,14 +69,21 @@ def write_savepoint(
         offsets=offsets,
         watermark_ms=watermark_ms,
     ) as decided:
-        of = _directory(like)
+        of = _directory(like, destination)
         return decided.make(
             lambda _: of._savepoint(destination), dry_run=dry_run, progress=progress
         )
 
 
-def _directory(like: Checkpoint | Savepoint | CapturedQuery) -> Checkpoint | Savepoint:
-    return Checkpoint(like.directory) if isinstance(like, CapturedQuery) else like
+def _directory(
+    like: Checkpoint | Savepoint | CapturedQuery, destination: DirectoryLike
+) -> Checkpoint | Savepoint:
+    """Return where a query is that rows are written for; a captured one is found by its means."""
+    if not isinstance(like, CapturedQuery):
+        return like
+    if isinstance(destination, Directory):
+        return Checkpoint._at(destination._reach.beside(like.directory))
+    return Checkpoint(like.directory)
 
 
 @contextmanager
@@ -89,7 +97,8 @@ def _deciding_rows(
     offsets: Sequence[str] | None,
     watermark_ms: int,
 ) -> Iterator[Copy[SavepointInfo]]:
-    of = _directory(like)
+    of = _directory(like, destination)
+    reach, to = of._reach.with_new(destination)
     if not isinstance(like, CapturedQuery):
         if offsets is not None or watermark_ms:
             raise InvalidArgumentError(
@@ -97,11 +106,11 @@ def _deciding_rows(
                 like=of.uri,
                 to_fix="leave offsets and watermark_ms out",
             )
-        with of._reach.checkpoint() as checkpoint:
+        with reach.checkpoint() as checkpoint:
             yield decide_rows(
                 "write",
                 checkpoint,
-                of._reach.beside(destination).place,
+                to.place,
                 rows,
                 version=version,
                 change_schema=change_schema,
@@ -115,6 +124,5 @@ def _deciding_rows(
             to_fix="leave version and change_schema out",
         )
     batch = CapturedBatch(like.checkpoint_format, offsets, watermark_ms)
-    with of._reach.checkpoint() as checkpoint:
-        to = of._reach.beside(destination).place
-        yield decide_bootstrap(checkpoint, batch, to, rows)
+    with reach.checkpoint() as checkpoint:
+        yield decide_bootstrap(checkpoint, batch, to.place, rows)

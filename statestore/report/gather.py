@@ -16,6 +16,7 @@ from statestore.checkpoint.key_group_rows import NUM_CLASSES, folded
 from statestore.codec.python_values import to_pylist
 from statestore.core.errors import StateStoreError
 from statestore.core.providers import IN_LOCAL_DATABASE
+from statestore.io.storage import absolute_uri
 from statestore.operations.reading.changed_keys import most_changed_keys
 from statestore.operations.reading.inspection import largest_keys
 from statestore.operations.savepoint.find import find_branches, find_savepoints
@@ -93,10 +94,11 @@ def gather(
     )
     facts = _facts(checkpoint, info, listed, stores, deep=deep)
     if savepoints is not None:
+        there = checkpoint.place.beside(absolute_uri(savepoints))
         facts = replace(
             facts,
-            savepoints=find_savepoints(checkpoint, savepoints),
-            branches=find_branches(checkpoint, savepoints),
+            savepoints=find_savepoints(checkpoint, there),
+            branches=find_branches(checkpoint, there),
         )
     return replace(facts, advice=advise(facts))
 

@@ -92,6 +92,38 @@ def test_options_are_those_of_the_query_by_key_or_by_field(path):
         )
 
 
+def test_hadoop_is_reached_by_one_session_or_by_options(path):
+    """Catches a session or options that are dropped, and those refused that nothing needs."""
+
+    def of_session(jvm_session):
+        return type("Session", (), {"_jsparkSession": jvm_session})()
+
+    options = {"spark.hadoop.x": "y"}
+    one, same, other = of_session(1), of_session(1), of_session(2)
+    here = Checkpoint("hdfs:/here", spark=one)
+    for there, keys in (
+        (Checkpoint("hdfs:/there", spark=other), "spark"),
+        (Checkpoint("hdfs:/there", storage_options=options), "spark.hadoop.x"),
+        (
+            Checkpoint("/there", storage_options={**options, "checkpointStorage": "hdfs:/state"}),
+            "spark.hadoop.x",
+        ),
+    ):
+        with pytest.raises(InvalidArgumentError, match="contradict each other") as raised:
+            here.savepoint(there)
+        assert raised.value.fields["keys"] == keys
+    for there in (
+        Checkpoint("hdfs:/there", spark=same),
+        Checkpoint("hdfs:/there"),
+        Checkpoint("/there", storage_options=options),
+        "hdfs:/there",
+    ):
+        reach, _ = here._reach.with_new(there)
+        assert (reach.spark, reach.hadoop_conf) == (one, {})
+    reach, _ = Checkpoint(path)._reach.with_new(here)
+    assert (reach.spark, reach.place.uri) == (one, str(path))
+
+
 def test_columns_and_rows_are_chosen_by_names_with_dots(path):
     """Catches a filter on a column that is not asked for, or by another name than is shown."""
     checkpoint, expected = Checkpoint(path), contents(VERSIONS)
@@ -298,3 +330,16 @@ def test_state_goes_round_by_the_objects_that_operations_return(query, tmp_path)
     assert savepoint.uri in repr(listed)
     assert f"<td>{savepoint.uri}</td>" in listed._repr_html_()
     assert checkpoint.savepoints(tmp_path).to_arrow().schema == listed.to_arrow().schema
+
+
+def test_savepoints_are_found_by_the_options_of_their_directory(query, tmp_path, s3_server, bucket):
+    """Catches options of a directory that are dropped, there or in what is found."""
+    options = s3_server.options()
+    directory = Savepoint(f"s3://{bucket}/savepoints", storage_options=options)
+    checkpoint = Checkpoint(query.path)
+    checkpoint.savepoint(Savepoint(f"{directory.uri}/one", storage_options=options))
+
+    (found,) = checkpoint.savepoints(directory)
+
+    assert found.uri == f"{directory.uri}/one"
+    assert found.verify(deep=True).ok

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from statestore import Checkpoint
+from statestore import Checkpoint, Savepoint, write_savepoint
 from statestore.core.errors import (
     IncompatibleError,
     InvalidArgumentError,
@@ -177,6 +177,39 @@ def test_copy_at_the_same_path_of_another_file_system_is_refused(tmp_path, mount
 
         # Another spelling of the same directory.
         Checkpoint(f"{file_system}//data/x/../ck/").rescale(2)
+
+
+def test_new_directory_is_reached_by_the_options_of_its_object(tmp_path, mounted, monkeypatch):
+    """Catches options that an object was given, and that are dropped where it is a destination."""
+    file_system, conf = mounted
+    made = write_checkpoint(tmp_path / "made", [{"default": {("a", 1): (1, "b")}}] * 2)
+    checkpoint = Checkpoint(made)
+
+    def there(of, name, **more):
+        return of(f"{file_system}/data/{name}", storage_options=conf | more)
+
+    with closing(HadoopProcess(conf)) as files:
+        asked = []
+        monkeypatch.setattr(
+            "statestore.api.reaching._hadoop_process", lambda of: asked.append(dict(of)) or files
+        )
+        savepoint = checkpoint.savepoint(there(Savepoint, "savepoint")).made
+        checkpoint.retain_savepoint(there(Savepoint, "kept"))
+        rows = {"default": checkpoint.rows("default").read()}
+        checkpoint.transform(there(Savepoint, "kept/other"), {"default": "FROM state"})
+        write_savepoint(there(Savepoint, "kept/written"), like=checkpoint, rows=rows)
+        checkpoint.branch(there(Checkpoint, "branch"))
+        found = checkpoint.savepoints(there(Savepoint, "kept"))
+        restored = savepoint.restore(there(Checkpoint, "restored", **{"spark.hadoop.x": "y"})).made
+
+        assert [one.info.version for one in found] == [2] * 3
+        assert restored.verify(deep=True).ok
+        assert asked[0] == conf
+        assert conf | {"spark.hadoop.x": "y"} in asked
+        with pytest.raises(InvalidArgumentError, match=r"keys='spark\.hadoop\.secret'") as raised:
+            savepoint.restore(there(Checkpoint, "never", **{"spark.hadoop.secret": "another"}))
+        assert SECRET not in str(raised.value)
+    assert not (tmp_path / "folder" / "never").exists()
 
 
 def test_process_ends_with_the_one_that_started_it(tmp_path, mounted, monkeypatch):

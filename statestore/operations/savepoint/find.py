@@ -13,7 +13,6 @@ from statestore.core.errors import (
     NotFoundError,
     StorageError,
 )
-from statestore.io.storage import absolute_uri
 from statestore.operations.checkpoint import LOST_AND_FOUND
 from statestore.operations.metadata_file import read_branch_origin
 from statestore.operations.savepoint.savepoint import SavepointInfo, read_savepoint
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from statestore.io.file_io import FileIO
+    from statestore.io.place import Place
     from statestore.operations.checkpoint import OpenCheckpoint
 
 logger = logging.getLogger(__name__)
@@ -40,8 +40,8 @@ class FoundSavepoint:
     savepoint: SavepointInfo
 
 
-def find_savepoints(checkpoint: OpenCheckpoint, directory: str) -> tuple[FoundSavepoint, ...]:
-    """Return the query's savepoints that lie directly in a directory, a path or URI.
+def find_savepoints(checkpoint: OpenCheckpoint, directory: Place) -> tuple[FoundSavepoint, ...]:
+    """Return the query's savepoints that lie directly in a directory.
 
     Order and errors as `Checkpoint.savepoints`.
     """
@@ -67,7 +67,7 @@ class FoundBranch:
     version: int
 
 
-def find_branches(checkpoint: OpenCheckpoint, directory: str) -> tuple[FoundBranch, ...]:
+def find_branches(checkpoint: OpenCheckpoint, directory: Place) -> tuple[FoundBranch, ...]:
     """Return the branches of a checkpoint that lie directly in a directory, oldest version first.
 
     Arguments and errors as `find_savepoints`.
@@ -95,11 +95,10 @@ def _passing_over(uri: str) -> Iterator[None]:
 
 
 def _directories_in(
-    checkpoint: OpenCheckpoint, directory: str
+    checkpoint: OpenCheckpoint, directory: Place
 ) -> Iterator[tuple[FileIO, str, str]]:
     """Yield storage, path and URI of what lies directly in a directory."""
-    directory = absolute_uri(directory)
-    io, path = checkpoint.place.open_other(directory, checkpoint.scratch_directory)
-    for child in sorted(io.list_directories(path.rstrip("/") or "/")):
+    io, path = directory.open(checkpoint.scratch_directory)
+    for child in sorted(io.list_directories(path or "/")):
         if child != LOST_AND_FOUND:
-            yield io, f"{path.rstrip('/')}/{child}", f"{directory.rstrip('/')}/{child}"
+            yield io, f"{path}/{child}", f"{directory.uri.rstrip('/')}/{child}"
