@@ -343,3 +343,13 @@ def test_savepoints_are_found_by_the_options_of_their_directory(query, tmp_path,
 
     assert found.uri == f"{directory.uri}/one"
     assert found.verify(deep=True).ok
+
+
+def test_savepoints_of_a_query_without_an_id_are_found(query, tmp_path):
+    """Catches savepoints that nobody finds once Spark's file with the ID was lost."""
+    for file in Path(query.path).glob("*metadata*"):
+        file.unlink()
+    checkpoint = Checkpoint(query.path)
+    savepoint = checkpoint.savepoint(tmp_path / "savepoints" / "one").made
+
+    assert [one.uri for one in checkpoint.savepoints(tmp_path / "savepoints")] == [savepoint.uri]

@@ -49,7 +49,7 @@ def find_savepoints(checkpoint: OpenCheckpoint, directory: Place) -> tuple[Found
     for io, path, uri in _directories_in(checkpoint, directory):
         with _passing_over(uri), suppress(NotFoundError, CorruptionError, IncompatibleError):
             savepoint = read_savepoint(io, path, uri)
-            if savepoint.query_id == checkpoint.query_id:
+            if savepoint.query_id == (checkpoint.query_id or ""):
                 found.append(FoundSavepoint(uri, savepoint))
     return tuple(sorted(found, key=lambda one: one.savepoint.version))
 
