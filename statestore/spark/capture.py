@@ -6,6 +6,7 @@ then hands the batch to the sink. A sink that takes none leaves all of that, and
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from statestore.checkpoint.query_log import NO_OFFSET
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.ids import RandomIds
+from statestore.io.storage import absolute_uri, hadoop_uri
 from statestore.spark.connect import require_driver
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator
 
     from pyspark.sql import DataFrame, SparkSession
@@ -69,7 +70,8 @@ def capture_query(
     from pyspark.errors import StreamingQueryException
 
     require_driver(frame.sparkSession, "capture_query", "capture the query in its driver")
-    path = str(directory)
+    uri = absolute_uri(os.fspath(directory))
+    path = hadoop_uri(uri)  # Spark has a default file system
     _require_new(frame.sparkSession, path)
     mark = f"captured {RandomIds().new_id()}"
     let_pass: set[int] = set()
@@ -103,10 +105,10 @@ def capture_query(
             is_captured = is_planned() or is_planned()
     if is_captured:
         version = frame.sparkSession.conf.get(_FORMAT_KEY, "1")
-        return CapturedQuery(path, int(version or "1"))
+        return CapturedQuery(uri, int(version or "1"))
     raise InvalidArgumentError(
         "no batch of the query was planned: its sources have nothing yet",
-        directory=path,
+        directory=uri,
         to_fix="capture the query when its sources have what the history ends with",
     )
 

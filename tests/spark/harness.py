@@ -215,6 +215,19 @@ class Lane:
         self.batches[batch_id] = rows
 
 
+def default_mount(root: Path) -> tuple[str, dict[str, str]]:
+    """Return a file system over a folder, and the conf that makes it a session's default.
+
+    It has the folder as `/data`; of the disk it has inputs of lanes below `root`, where they are.
+    """
+    name = uuid.uuid4().hex  # Hadoop keeps a file system, with its mounts, by its name
+    links = {"/data": root / "mounted", **{str(path): path for path in root.glob("**/input")}}
+    links["/data"].mkdir()
+    table = f"fs.viewfs.mounttable.{name}"
+    conf = {f"{table}.link.{path}": folder.as_uri() for path, folder in links.items()}
+    return f"viewfs://{name}", {**conf, "fs.defaultFS": f"viewfs://{name}"}
+
+
 def run_plan(*lanes: Lane) -> None:
     """Run every lane through its query's plan, all lanes at the same time."""
 

@@ -12,12 +12,12 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from statestore import Checkpoint, capture_query, write_savepoint
+from statestore import Checkpoint, Savepoint, capture_query, write_savepoint
 from statestore.core.errors import InvalidArgumentError
 from tests.checkpoints import files_below
 
 from .conftest import OURS, PROVIDER, MakeLane
-from .harness import HEAP, Lane, Query
+from .harness import HEAP, Lane, Query, default_mount
 from .queries import single
 
 pytestmark = [
@@ -232,6 +232,34 @@ def test_operators_are_merged_and_split(
     assert [rows for _, rows in sorted(lane.batches.items())] == [
         rows for batch, rows in sorted(streamed.batches.items()) if batch >= 2
     ]
+
+
+def test_captured_query_is_looked_for_where_spark_was_told_to_write_it(
+    make_lane: MakeLane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a plan that is captured on the default file system, and is looked for on the disk.
+
+    Also one on a file system that only the session knows.
+    """
+    lane = make_lane(TOTALS)
+    lane.feed(TOTALS.plan[0][0])
+    uri, conf = default_mount(tmp_path)
+    lane.conf |= conf
+    monkeypatch.chdir(tmp_path)
+    session = lane.session()
+    stream = session.readStream.schema(TOTALS.schemas["events"])
+    frame = TOTALS.build(session, {"events": stream.json(str(lane.root / "input" / "events"))})
+    rows = {0: pa.table({"key.key": ["a"], "value.count": [2], "value.sum": [7]})}
+
+    for directory, savepoint in (
+        ("a relative %20", "savepoint"),
+        (f"{uri}/data/captured", Savepoint(f"{uri}/data/savepoint", spark=session)),
+    ):
+        captured = capture_query(frame, directory)
+        made = write_savepoint(savepoint, like=captured, rows=rows).made
+        assert made.rows().read().num_rows == 1
+
+    assert (tmp_path / "a relative %20" / "offsets").is_dir()
 
 
 def test_query_without_input_is_not_captured(make_lane: MakeLane) -> None:
