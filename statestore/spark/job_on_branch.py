@@ -14,6 +14,7 @@ import os
 import re
 import runpy
 import sys
+import threading
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.trial.branching import hand
 from statestore.spark.connect import require_driver
 from statestore.spark.driver_files import DriverFiles
+from statestore.spark.driver_session import qualified
 from statestore.spark.failures import reason_of, text_of
 from statestore.spark.old_sink_rows import FILE_SINKS, keep_old, write_rows
 
@@ -97,14 +99,15 @@ class _Asked:
 
     def location(self, spark: SparkSession) -> str | None:
         """Return the checkpoint directory, None where it has none of its own."""
-        if self.options.get(_LOCATION):
-            return self.options[_LOCATION]
+        given = self.options.get(_LOCATION)
         default = spark.conf.get(_DEFAULT_LOCATION, None)
-        return f"{default}/{self.query_name}" if default and self.query_name else None
+        if not given and default and self.query_name:
+            given = f"{default}/{self.query_name}"
+        return qualified(given, spark) if given else None
 
 
 class _Ended(BaseException):
-    """The batches were repeated, or cannot be: the job ends, whatever it does about failures."""
+    """The job ends, whatever it does about failures: nothing that it does is needed any more."""
 
 
 def run_job(repeat: Repeat, job: Callable[[], object]) -> None:
@@ -125,15 +128,17 @@ def run_job(repeat: Repeat, job: Callable[[], object]) -> None:
     """
     passed: list[str] = []
     failure: BaseException | None = None
-    is_done = False
+    is_taken = is_done = False
 
     def take(writer: Any, asked: _Asked, start: Callable[[Any], Any]) -> None:
-        nonlocal failure, is_done
+        nonlocal failure, is_taken, is_done
         spark = writer._spark  # noqa: SLF001
         location = asked.location(spark)
-        if location is None or not is_same_directory(location, repeat.checkpoint):
-            passed.append(location or "none")
-            return
+        with use(DriverFiles(lambda: spark)):
+            if location is None or not is_same_directory(location, repeat.checkpoint):
+                passed.append(location or "none")
+                return
+        is_taken = True
         try:
             _repeat_all(repeat, writer._df, asked, start)  # noqa: SLF001
             is_done = True
@@ -148,19 +153,21 @@ def run_job(repeat: Repeat, job: Callable[[], object]) -> None:
             pass
         except (Exception, SystemExit) as error:  # noqa: BLE001, it is raised below
             failure = failure or error
-    if failure is not None and not is_done:
+    if is_done:
+        return
+    if failure is not None and (is_taken or not passed):
         if isinstance(failure, StateStoreError):
             raise failure
         raise _failed(reason_of(failure), repeat, **_change_of_schema(failure)) from failure
-    if not is_done:
-        raise InvalidArgumentError(
-            "the job starts no query of the checkpoint",
-            kind="trial-failed",
-            checkpoint=repeat.checkpoint,
-            started=", ".join(passed) or "none",
-            to_fix="name the directory that the job has as its checkpointLocation; a query that "
-            "is started only when another one has ended cannot be tried",
-        )
+    raise InvalidArgumentError(
+        "the job starts no query of the checkpoint",
+        kind="trial-failed",
+        checkpoint=repeat.checkpoint,
+        started=", ".join(passed) or "none",
+        **({"reason": reason_of(failure)} if failure else {}),
+        to_fix="name the directory that the job has as its checkpointLocation; a query that "
+        "is started only when another one has ended cannot be tried",
+    ) from failure
 
 
 def _failed(
@@ -235,10 +242,15 @@ def _repeat_all(
 
 @contextmanager
 def _starts(take: Callable[[Any, _Asked, Callable[[Any], Any]], None]) -> Iterator[None]:
-    """Have every start of a query within a block taken by a function, in place of Spark."""
+    """Have every start of a query within a block taken by a function, in place of Spark.
+
+    The wait of this thread for one of them ends the job: none runs that could end.
+    """
+    from pyspark.sql.streaming.query import StreamingQueryManager
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     before = {name: getattr(DataStreamWriter, name) for name in _REPLACED}
+    wait: Callable[..., Any] = StreamingQueryManager.awaitAnyTermination
 
     def asked_of(writer: Any) -> _Asked:
         found: _Asked = writer.__dict__.setdefault("_statestore_asked", _Asked())
@@ -293,10 +305,18 @@ def _starts(take: Callable[[Any, _Asked, Callable[[Any], Any]], None]) -> Iterat
         named = {**dict(zip(names, args, strict=False)), **options}
         start(self, None, **named)
 
+    thread = threading.get_ident()
+
+    def await_any(self: Any, timeout: int | None = None) -> Any:
+        if threading.get_ident() == thread:
+            raise _Ended
+        return wait(self, timeout)
+
     made = {name: noting(name) for name in before} | {"start": start, "toTable": to_table}
     replaced: list[tuple[type, str, Callable[..., Any]]] = [
         (DataStreamWriter, name, function) for name, function in made.items()
     ]
+    replaced.append((StreamingQueryManager, "awaitAnyTermination", await_any))
     for writer, name in itertools.product(_writers_of_connect(), ("start", "toTable")):
         replaced.append((writer, name, _refuse_connect))
     kept = [(writer, name, getattr(writer, name)) for writer, name, _ in replaced]

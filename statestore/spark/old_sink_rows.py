@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from statestore.checkpoint.query_log import read_text
 from statestore.core.errors import NotFoundError
 from statestore.io.local import temporary_directory
-from statestore.io.storage import absolute_uri, hadoop_uri
+from statestore.io.storage import hadoop_uri
+from statestore.spark.driver_session import qualified
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -56,8 +57,11 @@ def keep_old(
     session.conf.set("spark.sql.sources.partitionColumnTypeInference.enabled", "false")
     zone = "spark.sql.session.timeZone"
     session.conf.set(zone, str(frame.sparkSession.conf.get(zone)))
+    for key, value in frame.sparkSession.conf.getAll.items():
+        if not key.startswith("spark."):  # of Hadoop's file systems
+            session.conf.set(key, value)
     options = dict(given)
-    path = options.pop("path")
+    path = qualified(options.pop("path"), frame.sparkSession)
     found: dict[int, list[str]] = {}
     with temporary_directory() as fetched:
         io, directory = place.open(fetched)
@@ -66,13 +70,13 @@ def keep_old(
             for name in io.list_directories(directory)
             if any(info.name == _WHOLE for info in io.list(f"{directory}/{name}"))
         }
-        log = _SinkLog(*place.beside(absolute_uri(path)).open(fetched))
+        log = _SinkLog(*place.beside(path).open(fetched))
         for batch in batches:
             files = None if batch in kept else log.files_of(batch)
             if files is not None:
                 found[batch] = files
     for batch, files in found.items():
-        reader = session.read.format(form).options(**options).option("basePath", path)
+        reader = session.read.format(form).options(**options).option("basePath", hadoop_uri(path))
         if not files:
             rows = session.createDataFrame([], frame.schema)
         else:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
@@ -19,7 +20,7 @@ from statestore.operations.reading.diff import DiffCounts
 from statestore.spark.job_on_branch import Repeat, run_job
 
 from .conftest import EXTENDED, MakeLane, RunReference
-from .harness import FORMAT_2, Files, Query
+from .harness import FORMAT_2, Files, Query, default_mount
 from .queries import OPERATORS, in_runs, single
 from .state_variables import EVENT_TIME
 from .tried import (
@@ -154,6 +155,45 @@ def test_supervised_query_that_fails_is_not_restarted(
 
     assert failed.value.kind == "trial-failed"
     assert len(starts) == 1
+
+
+@pytest.mark.parametrize("tried", [FORMAT_2], indirect=True)
+@pytest.mark.parametrize("waits_for", ["it", "any"])
+def test_job_of_another_checkpoint_is_told_what_it_started(
+    tried: Tried, tmp_path: Path, waits_for: str
+) -> None:
+    """Catches an error about a query that was not started, and a wait for it without end."""
+    checkpoint, other = tried.checkpoint, tmp_path / "an other%20"
+    start = tried.job(counted)
+
+    def job() -> None:
+        tried.checkpoint = other
+        query = start()
+        if waits_for == "any":
+            tried.spark.streams.awaitAnyTermination()
+        query.awaitTermination()
+
+    with pytest.raises(InvalidArgumentError, match="starts no query of the checkpoint") as failed:
+        try_job(checkpoint, job, batches=1)
+
+    assert failed.value.kind == "trial-failed"
+    assert failed.value.fields["started"] == str(other)
+    if waits_for == "it":
+        assert isinstance(failed.value.__cause__, AttributeError)
+        assert "NoneType" in failed.value.fields["reason"]
+    with pytest.raises(StreamingQueryException):
+        _ends(tried.spark)
+
+
+def _ends(spark: SparkSession) -> None:
+    """Wait for a query that fails by any: waits are Spark's again."""
+    failing = spark.readStream.format("rate").load().selectExpr("raise_error('it')")
+    query = failing.writeStream.format("noop").start()
+    try:
+        spark.streams.awaitAnyTermination(60)
+    finally:
+        query.stop()
+        spark.streams.resetTerminated()
 
 
 @pytest.mark.few(1)
@@ -364,6 +404,24 @@ def test_old_rows_that_were_not_kept_whole_are_kept_again(
         try_job(lane.checkpoint, broken, batches=4)
     with pytest.raises(InvalidArgumentError, match="not at the point to be promoted"):
         Trial(f"{lane.checkpoint}-trial").promote(accept=True)
+
+
+def test_paths_of_a_job_are_on_the_default_file_system_of_its_session(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Catches a checkpoint or a sink that is looked for on the local disk, and Spark's is not."""
+    lane, (uri, conf) = FileSunk(spark, tmp_path / "query"), default_mount(tmp_path)
+    lane.conf |= conf
+    lane.checkpoint, lane.output = Path("/data/ck"), Path("/data/out put")
+    lane.run(*of_new_keys(0, 4))
+    checkpoint = Checkpoint(f"{uri}/data/ck", spark=lane.session())
+
+    trial = try_job(checkpoint, lane.job(first_of_some), batches=1)
+    assert trial.is_same, str(trial)
+    assert not any(one.why for one in trial.result.compared)
+    trial = try_job(checkpoint, lane.job(_first("value + 1 AS value")), batches=1)
+    assert not trial.is_same
+    assert not Path("/data").exists()
 
 
 class WrittenOtherwise(FileSunk):
