@@ -137,6 +137,7 @@ class KeyedProcessor(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Open the function, with the handle of the task."""
+        self._modules = _modules()
         self._runtime = RuntimeContext(handle, self.states, self._time_mode)
         self._context = Context(TimerService(handle, self._time_mode))
         self._fields = _fields_of(self._function, self._runtime, None)  # its type is of `states`
@@ -182,7 +183,9 @@ class KeyedProcessor(StatefulProcessor):
 
     def _open(self, fields: Any) -> RichFunction:
         """Open a copy of the function, after its fields were restored where it had some."""
-        function = self._function if self._fields is None else deepcopy(self._function)
+        function = self._function
+        if self._fields is not None:
+            function = deepcopy(function, dict(self._modules))
         if fields is not None:
             function.restore_state(fields)  # type: ignore[attr-defined]
         function.open(self._runtime)
@@ -218,11 +221,15 @@ class KeyedProcessor(StatefulProcessor):
 
 def copy_of(of: T) -> T:
     """Return a deep copy; a shallow one where a field has none, though it can be pickled."""
-    modules = {id(each): each for each in [*sys.modules.values()]}
     try:
-        return deepcopy(of, modules)
+        return deepcopy(of, _modules())
     except Exception:  # noqa: BLE001 (whatever a field raises)
         return copy(of)
+
+
+def _modules() -> dict[int, Any]:
+    """Return the modules there are as a memo of `deepcopy`: a copy has them as they are."""
+    return {id(each): each for each in [*sys.modules.values()]}
 
 
 def _states_of(function: RichFunction, time_mode: TimeMode) -> dict[str, tuple[Columns, ...]]:

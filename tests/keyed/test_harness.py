@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -94,6 +96,38 @@ def test_example_returns_what_it_says(function: Any) -> None:
     returned = [harness.batch([Row(key=key, value=value)]) for key, value in PAIRS]
 
     assert [tuple(row) for batch in returned for row in batch] == [(1, 4), (1, 5)]
+
+
+class Product(keyed.RichMapFunction, keyed.Checkpointed):
+    """Has modules, also within a field, and all values of the key."""
+
+    def __init__(self) -> None:
+        self.module, self.modules = math, {"of operators": operator}
+        self.values: list[int] = []
+
+    def map(self, value: Row) -> tuple[str, int]:
+        self.values.append(value.value)
+        return value.key, self.modules["of operators"].neg(self.module.prod(self.values))
+
+    def snapshot_state(self, checkpoint_id: int, checkpoint_timestamp: int) -> list[int]:
+        del checkpoint_id, checkpoint_timestamp
+        return self.values
+
+    def restore_state(self, state: list[int]) -> None:
+        self.values = state
+
+
+def test_keys_share_the_modules_of_a_function_and_no_other_field() -> None:
+    """Catches a function that no task can copy, and a field that one key has of another."""
+    harness = KeyedHarness(Product(), "key")
+    rows = [Row(key=key, value=value) for value in (2, 3) for key in "ab"]
+
+    returned = [harness.batch(rows), harness.batch(rows[:2])]
+
+    assert [sorted(map(tuple, batch)) for batch in returned] == [
+        [("a", -6), ("a", -2), ("b", -6), ("b", -2)],
+        [("a", -12), ("b", -12)],
+    ]
 
 
 class Visits(keyed.KeyedProcessFunction):
