@@ -38,6 +38,7 @@ class Kept(Generic[Seen]):
         self._look = look
         self._clock = clock
         self._lock = threading.Lock()
+        self._generation = self._kept = object()
         self._kept_until_ms = -math.inf
         self.last: Seen | None = None
         """Result of the last look; None where nobody has looked, or the last look failed."""
@@ -47,20 +48,20 @@ class Kept(Generic[Seen]):
         """Return the result of a look and None, or None and the error that it ended with."""
         with self._lock:
             began_ms = self._clock.elapsed_ms()
-            if began_ms >= self._kept_until_ms:
+            generation = self._generation
+            if began_ms >= self._kept_until_ms or generation is not self._kept:
                 try:
                     self.last, self._problem = self._look(), None
                 except StateStoreError as error:
                     self.last, self._problem = None, str(error)
                 ended_ms = self._clock.elapsed_ms()
                 keep_ms = max(_KEEP_MS, _KEEP_TIMES * (ended_ms - began_ms))
-                self._kept_until_ms = ended_ms + keep_ms
+                self._kept, self._kept_until_ms = generation, ended_ms + keep_ms
             return self.last, self._problem
 
     def forget(self) -> None:
-        """Look anew the next time: something was changed."""
-        with self._lock:
-            self._kept_until_ms = -math.inf
+        """Look anew the next time: something was changed. A look that is under way is not kept."""
+        self._generation = object()
 
 
 class Looks:

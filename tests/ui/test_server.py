@@ -18,11 +18,12 @@ from random import Random
 import pytest
 
 from statestore.checkpoint.lease import Holder, Lease, QueryProgress
-from statestore.core.clock import SystemClock
+from statestore.core.clock import ManualClock, SystemClock
 from statestore.core.ids import RandomIds
 from statestore.core.process import find_process
 from statestore.io.local import LocalFileIO
 from statestore.testing.checkpoints import MadeCheckpoint
+from statestore.ui.looks import Kept
 from tests.checkpoints import make_query, write_checkpoint
 from tests.ui.served import lease_of, serve
 
@@ -125,6 +126,33 @@ def test_headers_let_a_browser_run_the_pages_own_scripts_only(served):
 
 
 # ---- what is shown
+
+
+def test_a_change_waits_for_no_look_and_none_of_before_is_kept():
+    """Catches an answer that waits until all state was read, and a page of before the change."""
+    begun, may_end, looks = threading.Event(), threading.Event(), []
+
+    def look():
+        looks.append(len(looks))
+        begun.set()
+        assert may_end.wait(60)
+        return looks[-1]
+
+    kept = Kept(look, ManualClock())
+    asking = threading.Thread(target=kept.get)
+    asking.start()
+    assert begun.wait(60)
+    changing = threading.Thread(target=kept.forget)
+    changing.start()
+    changing.join(10)
+    is_waiting = changing.is_alive()
+    may_end.set()
+    asking.join()
+
+    assert not is_waiting
+    assert kept.get() == kept.get() == (1, None)
+    kept.forget()
+    assert kept.get() == (2, None)
 
 
 class Cells(HTMLParser):
