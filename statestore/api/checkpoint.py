@@ -128,7 +128,8 @@ class Directory(Reached):
         NotFoundError: There is no checkpoint or savepoint, no such version, or it was expired; or
             its state is in the memory of a driver, and no session of it was given (kind
             driver-lost).
-        InvalidArgumentError: No storage of that URI (kind unsupported-scheme).
+        InvalidArgumentError: No storage of that URI (kind unsupported-scheme); or what two
+            directories were given to open Hadoop's file systems contradicts each other.
         IncompatibleError: Neither this package's nor one of Spark's own providers wrote it (kind
             other-provider); it is in a newer format than this release knows (kind newer-format); or
             a data type is not known.
