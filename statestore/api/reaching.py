@@ -110,13 +110,12 @@ class Reach:
             InvalidArgumentError: The two contradict each other.
         """
         other = self.beside(directory)
-        uris = other.place.uri, other.place.options.checkpoint_storage
-        if not any(map(is_hadoop, uris)):
+        if not other._is_on_hadoop():
             return self, other
-        given, more = self.hadoop_conf, other.hadoop_conf
+        given, more = (self.hadoop_conf if self._is_on_hadoop() else {}), other.hadoop_conf
         keys = [key for key in given.keys() & more.keys() if given[key] != more[key]]
-        if (self.spark is None) != (other.spark is None):  # a session has them all
-            keys = [*given, *more]
+        if self._is_on_hadoop() and (self.spark is None) != (other.spark is None):
+            keys = [*given, *more]  # a session has them all
         elif self.spark and other.spark and self.spark._jsparkSession != other.spark._jsparkSession:
             keys = ["spark"]
         if keys:
@@ -132,6 +131,9 @@ class Reach:
         made.hadoop_conf, made.spark = {**given, **more}, self.spark or other.spark
         return made, other
 
+    def _is_on_hadoop(self) -> bool:
+        return any(map(is_hadoop, (self.place.uri, self.place.options.checkpoint_storage)))
+
     @contextmanager
     def opened(self) -> Iterator[Place]:
         """Yield the place with checkpoint memory, which is let go of at the end of the block.
@@ -146,12 +148,12 @@ class Reach:
             yield place
 
     def using(self) -> AbstractContextManager[None]:
-        """Open Hadoop's file systems by the session, or by the options, in calls within a block."""
+        """Open Hadoop's file systems by the options, or by the session, in calls within a block."""
         files: HadoopFiles | None = None
-        if (spark := self.spark) is not None:
-            files = DriverFiles(lambda: spark)
-        elif self.hadoop_conf:
+        if self.hadoop_conf:
             files = _hadoop_process(frozenset(self.hadoop_conf.items()))
+        elif (spark := self.spark) is not None:
+            files = DriverFiles(lambda: spark)
         return nullcontext() if files is None else use(files)
 
     def find(self) -> list[str]:

@@ -263,9 +263,12 @@ class _Run:
             self._scaler, self._num_partitions = self._of.scaler(
                 self._checkpoint, self._interval_ms
             )
+        now_ms = self._of.clock.elapsed_ms()
         if load is not None:
             self._scaler.note(load)
-        return self._scaler.decide(self._num_partitions, self._of.clock.elapsed_ms())
+        elif self._batch is None and not self._scaler.is_silent(now_ms):
+            return None  # what the run before has told may be true no more
+        return self._scaler.decide(self._num_partitions, now_ms)
 
     def _is_idle(self) -> bool:
         return not self._query.status["isTriggerActive"]

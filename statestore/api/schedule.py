@@ -122,7 +122,8 @@ class Every:
 
         Yields a function that is called with the query after each start. The first call begins a
         thread; the others do not wait for a savepoint that is under way. The function raises
-        InvalidArgumentError for a query of Spark Connect (kind spark-connect).
+        InvalidArgumentError for a query of Spark Connect (kind spark-connect), and where options or
+        session of the destination contradict the query's.
 
         At the end of the block none is begun any more, and one that is under way is waited for. An
         exception that leaves the block does not wait: that savepoint is given up with the state
@@ -143,6 +144,7 @@ class Every:
                 storage_options=self._storage_options,
                 spark=session_of_driver(),
             )
+            checkpoint._reach.with_new(self._destination)  # refused here, as by the constructor
             started[:] = [checkpoint]
             if thread.ident is None:
                 thread.start()

@@ -268,6 +268,9 @@ def _delete_abandoned(
     cleaned = delete_files(
         location, [info for info in files if _may_go(info.name, newest)], deadline
     )
+    # What is of later versions goes with a later cleanup, which the references lead to it.
+    names = filter(None, (parse_state_file_name(info.name) for info in files))
+    cleaned += Cleanup(num_left=sum(name.version > newest for name in names))
     # It was perhaps the last that needed the files of its own sources. What it has there goes now:
     # once a rescale has made the state partition anew, it would be taken for one that is needed.
     for ref in (ref for ref in refs if ref.partition == partition):

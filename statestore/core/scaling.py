@@ -104,7 +104,7 @@ class Scaler:
 
     def note(self, load: Load) -> None:
         """Take a batch into account."""
-        if self._is_silent(load.at_ms - load.duration_ms):
+        if self.is_silent(load.at_ms - load.duration_ms):
             self._samples.clear()
         self._ended_ms = load.at_ms
         growth = 0.0
@@ -145,7 +145,7 @@ class Scaler:
 
     def started(self, now_ms: float) -> None:
         """Begin a run of the query: that none ran before it does not mean that no rows came."""
-        if self._is_silent(now_ms):
+        if self._samples and now_ms - self._samples[-1].at_ms > self._looked_back_ms:
             self._samples.clear()
         self._ended_ms = now_ms
 
@@ -170,13 +170,13 @@ class Scaler:
         ):
             self._samples.popleft()
 
-    def _is_silent(self, now_ms: float) -> bool:
+    def is_silent(self, now_ms: float) -> bool:
         """Return whether no batch has run for as long as is looked back."""
         return now_ms - self._ended_ms > self._looked_back_ms
 
     def _newest(self, now_ms: float) -> list[_Sample]:
         """Return those of the last fifth of the time looked back to, or the newest few."""
-        if self._is_silent(now_ms):
+        if self.is_silent(now_ms):
             return []
         since_ms = now_ms - self._looked_back_ms / 5
         newest = [sample for sample in self._samples if sample.at_ms > since_ms]
@@ -199,7 +199,7 @@ class Scaler:
     def _fall(self, now: int, now_ms: float) -> Decision | None:
         since_ms = now_ms - self._looked_back_ms
         recent = [sample for sample in self._samples if sample.at_ms > since_ms]
-        if not (recent or self._is_silent(now_ms)):
+        if not (recent or self.is_silent(now_ms)):
             return None
         load = _high(recent, now_ms)
         if load.busy >= IDLE:

@@ -115,9 +115,7 @@ def capture_query(
 
 def _require_new(spark: SparkSession, directory: str) -> None:
     """Check that a directory has no batch: Spark would go on with its offsets."""
-    jvm: Any = spark._jvm  # noqa: SLF001
-    path = jvm.org.apache.hadoop.fs.Path(directory, "offsets")
-    files = path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
+    files, path = _open(spark, f"{directory}/offsets")
     if files.exists(path) and len(files.listStatus(path)):
         raise InvalidArgumentError(
             "the directory has the offsets of a query",
@@ -129,8 +127,22 @@ def _require_new(spark: SparkSession, directory: str) -> None:
 
 def _reads_nothing(spark: SparkSession, path: str) -> bool:
     """Return whether the first entry of the offset log says of no source how far it is read."""
-    _, _, *sources = (row.value for row in spark.read.text(f"{path}/offsets/0").collect())
+    files, entry = _open(spark, f"{path}/offsets/0")  # a driver's local disk is no executor's
+    stream = files.open(entry)
+    try:
+        jvm: Any = spark._jvm  # noqa: SLF001
+        _, _, *sources = jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8").splitlines()
+    finally:
+        stream.close()
     return all(source == NO_OFFSET for source in sources)
+
+
+def _open(spark: SparkSession, path: str) -> tuple[Any, Any]:
+    """Return Hadoop's file system of a path, and the path in it."""
+    jvm: Any = spark._jvm  # noqa: SLF001
+    found = jvm.org.apache.hadoop.fs.Path(path)
+    conf = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
+    return found.getFileSystem(conf), found
 
 
 @contextmanager

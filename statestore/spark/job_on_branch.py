@@ -244,7 +244,7 @@ def _repeat_all(
 def _starts(take: Callable[[Any, _Asked, Callable[[Any], Any]], None]) -> Iterator[None]:
     """Have every start of a query within a block taken by a function, in place of Spark.
 
-    The wait of this thread for one of them ends the job: none runs that could end.
+    Where this thread waits for one of them for ever, the job ends: none runs that could end.
     """
     from pyspark.sql.streaming.query import StreamingQueryManager
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -308,7 +308,7 @@ def _starts(take: Callable[[Any, _Asked, Callable[[Any], Any]], None]) -> Iterat
     thread = threading.get_ident()
 
     def await_any(self: Any, timeout: int | None = None) -> Any:
-        if threading.get_ident() == thread:
+        if timeout is None and threading.get_ident() == thread:
             raise _Ended
         return wait(self, timeout)
 

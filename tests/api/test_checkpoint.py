@@ -120,6 +120,12 @@ def test_hadoop_is_reached_by_one_session_or_by_options(path):
     ):
         reach, _ = here._reach.with_new(there)
         assert (reach.spark, reach.hadoop_conf) == (one, {})
+    for local, there, expected in (
+        ({"spark": one}, {"storage_options": options}, (one, options)),
+        ({"storage_options": options}, {"spark": one}, (one, {})),
+    ):
+        reach, _ = Checkpoint("/here", **local)._reach.with_new(Checkpoint("hdfs:/there", **there))
+        assert (reach.spark, reach.hadoop_conf) == expected
     reach, _ = Checkpoint(path)._reach.with_new(here)
     assert (reach.spark, reach.place.uri) == (one, str(path))
 

@@ -490,6 +490,16 @@ def repair_behind_a_rescale(history):
     history.go_back_to(3)
 
 
+def repair_far_behind_a_rescale(history):
+    """Versions that are given up are newer than those that follow, when these need no reference."""
+    history.commit_options = {**history.options, **LAZY}
+    history.rescale(4, None, happens=False)
+    for _ in range(9):
+        history.commit({b"b": (PUT, b"v")})
+    history.commit_options = history.options
+    history.go_back_to(3)
+
+
 def give_up_a_rescale(history):
     history.give_up_rescale(4, fails_at=100)
 
@@ -502,7 +512,13 @@ def repair_and_rescale_to_fewer(history):
 @pytest.mark.parametrize("machine", [RescaleMachine, RocksDBRescaleMachine])
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
 @pytest.mark.parametrize(
-    "happens", [repair_behind_a_rescale, give_up_a_rescale, repair_and_rescale_to_fewer]
+    "happens",
+    [
+        repair_behind_a_rescale,
+        repair_far_behind_a_rescale,
+        give_up_a_rescale,
+        repair_and_rescale_to_fewer,
+    ],
 )
 def test_files_that_were_given_up_go(machine, checkpoint_format, happens):
     """Catches files of versions that are no longer, in state partitions that are no longer."""

@@ -174,6 +174,20 @@ def test_backlog_raises_the_number_where_batches_are_short():
     assert numbers_of(found) in ([4, 8], [4, 16])
 
 
+def test_load_of_before_an_outage_decides_nothing():
+    """Catches a number that is risen to for rows that came hours ago, as the query comes back."""
+    scaler = Scaler(POWERS, 10_000, 300_000, 0)
+    for at_ms in (100_000, 110_000, 120_000):
+        scaler.note(Load(at_ms, 30_000, 100.0, 50.0))
+    for minute in range(1, 180):
+        scaler.started(120_000 + minute * 60_000)
+    back_ms = 120_000 + 180 * 60_000
+
+    scaler.note(Load(back_ms, 30_000, 100.0, 50.0))
+
+    assert scaler.decide(4, back_ms) is None
+
+
 def test_slow_sink_does_not_raise_the_number_for_ever():
     """Catches pauses and tasks for nothing: more state partitions do not make a sink faster."""
     machine = Machine(sink_s=0.001, row_s=0.00001)

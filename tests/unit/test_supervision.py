@@ -22,7 +22,7 @@ from py4j.protocol import get_return_value
 from pyspark import SparkContext
 
 from statestore.api import scaling, schedule
-from statestore.api.checkpoint import Checkpoint
+from statestore.api.checkpoint import Checkpoint, Savepoint
 from statestore.api.scaling import Between
 from statestore.api.schedule import Every
 from statestore.core.clock import ManualClock
@@ -690,6 +690,22 @@ def test_savepoint_under_way_is_given_up_with_the_supervision(
             thread.join(10)
 
     assert (was_whole, slow.whole()) == (0, 0)
+
+
+def test_destination_that_contradicts_the_query_is_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Catches savepoints that are never taken, of which the log alone tells."""
+    session = type("Session", (), {"_jsparkSession": 1})()
+    monkeypatch.setattr(schedule, "checkpoint_of", lambda *_: "hdfs:/here")
+    monkeypatch.setattr(schedule, "session_of_driver", lambda: session)
+    there = Savepoint("hdfs:/there", storage_options={"spark.hadoop.x": "y"})
+
+    with (
+        Every(60, there).beside() as follow,
+        pytest.raises(InvalidArgumentError, match=r"spark\.hadoop\.x"),
+    ):
+        follow(None)  # type: ignore[arg-type]
 
 
 def test_savepoints_go_on_after_an_error_that_nobody_expects(

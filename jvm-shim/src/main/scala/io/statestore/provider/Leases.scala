@@ -12,6 +12,7 @@ import scala.util.control.NonFatal
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.{EngineReportedException, EngineUnavailableException, ShimOptions}
 import io.statestore.engine.QueryRuns
+import org.apache.spark.SparkEnv
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.execution.streaming.state.{StatefulQuery, StateStoreId}
 import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
@@ -270,8 +271,8 @@ private[statestore] object Leases extends Logging {
       if (renewedAt.isEmpty) context.call(request)
       else {
         val timeoutMs = math.max(intervalMs, MinCallTimeoutMs)
-        // A lease that is taken again has expired, and a driver's engine serves no stores.
-        val isUrgent = action == "take"
+        // A lease that is taken again has expired. Of an executor's engine commits notice it.
+        val isUrgent = action == "take" && StateStoreInternals.isDriver(SparkEnv.get)
         context.engines.callAny(context.directory, request, timeoutMs, isUrgent)
       }
       ()
