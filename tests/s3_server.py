@@ -137,7 +137,8 @@ class S3Server:
         """Let the next requests of a method be `throttled`, `truncated`, `refused` and the like.
 
         A lost reply is one to a request that was carried out; `unconditional` carries it out
-        whatever its condition is. Of several files to delete, `one-refused` refuses the first.
+        whatever its condition is. Of several files to delete, `one-refused` refuses the first, and
+        so does `one-throttled`, for now. `conflict` is the answer to one of two writes of a key.
         `no-upload` is the answer where an upload in parts has ended. A
         function is called before the request is refused.
         """
@@ -218,8 +219,11 @@ class S3Server:
         if fault == "unconditional":
             environ.pop("HTTP_IF_NONE_MATCH", None)
             fault = None
-        if fault == "one-refused":
-            return self._refuse_first_key(environ, start_response)
+        if fault == "conflict":
+            return _refuse(start_response, "409 Conflict", "ConditionalRequestConflict")
+        if fault in ("one-refused", "one-throttled"):
+            code = b"AccessDenied" if fault == "one-refused" else b"SlowDown"
+            return self._refuse_first_key(environ, start_response, code)
         if fault is None and method == "GET" and self.bytes_per_s:
             return self._slowly(b"".join(self._app(environ, start_response)))
         if fault is None:
@@ -236,13 +240,13 @@ class S3Server:
                 time.sleep(step / self.bytes_per_s)
             yield body[start : start + step]
 
-    def _refuse_first_key(self, environ, start_response):
+    def _refuse_first_key(self, environ, start_response, code):
         asked = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
         key = re.search(rb"<Key>.*?</Key>", asked).group()
         left = re.sub(rb"<Object>.*?</Object>", b"", asked, count=1)
         environ |= {"wsgi.input": BytesIO(left), "CONTENT_LENGTH": str(len(left))}
         body = b"".join(self._app(environ, lambda *_: None))
-        refusal = b"<Error>" + key + b"<Code>AccessDenied</Code><Message>no</Message></Error>"
+        refusal = b"<Error>" + key + b"<Code>" + code + b"</Code><Message>no</Message></Error>"
         start_response("200 OK", [("Content-Type", "application/xml")])
         return [body.replace(b"</DeleteResult>", refusal + b"</DeleteResult>")]
 

@@ -10,9 +10,10 @@ import builtins
 import hashlib
 import os
 import threading
+import time
 from collections import OrderedDict
 from concurrent.futures import wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -27,6 +28,7 @@ from botocore.exceptions import (
 )
 from botocore.response import StreamingBody
 from s3transfer.utils import ReadFileChunk
+from urllib3.exceptions import HTTPError
 
 from statestore.core.errors import FencedError, StorageError
 from statestore.core.ids import RandomIds
@@ -34,7 +36,13 @@ from statestore.core.progress import CallPool, step
 from statestore.io.fetch_cache import FetchCache, sliced_name, slices_size
 from statestore.io.file_io import FileInfo, FileIO, delete_batches, replaced_file, unasked
 from statestore.io.local import named_errors
-from statestore.io.s3_client import is_certain, make_client, named_s3_errors, status_of
+from statestore.io.s3_client import (
+    is_certain,
+    is_passing,
+    make_client,
+    named_s3_errors,
+    status_of,
+)
 from statestore.io.s3_settings import S3Settings
 
 if TYPE_CHECKING:
@@ -53,7 +61,8 @@ _MAX_ETAGS = 10_000
 """Fetched objects of which the ETag is remembered; one that is forgotten is sent again."""
 _NOT_MODIFIED = "304"
 _PUBLICATION = "statestore-publication"
-_BROKEN_READS = (IncompleteReadError, ReadTimeoutError, ResponseStreamingError)
+_BROKEN_READS = (IncompleteReadError, ReadTimeoutError, ResponseStreamingError, HTTPError)
+_MOST_WAIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,25 +96,30 @@ class S3FileIO:
         self._lock = threading.Lock()
         self._etags: OrderedDict[str, str] = OrderedDict()
         self._parts = CallPool(PARALLEL_PARTS, thread_name_prefix="s3-part")
+        # Now: a thread has the priority of the one that starts it, and a merge has a low one.
+        started = threading.Barrier(PARALLEL_PARTS)
+        wait([self._parts.submit(started.wait) for _ in range(PARALLEL_PARTS)])
         self._client = make_client(self._settings)
 
     def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:  # noqa: ARG002
         """See FileIO; an object that was accepted is durable."""
-        with self._publication(path, overwrite=overwrite) as target:
-            with named_errors("read a file to publish", local_path):
-                size = os.path.getsize(local_path)
+        with named_errors("read a file to publish", local_path):
+            size = os.path.getsize(local_path)
+
+        def put(target: _Target) -> None:
             if size <= 2 * PART_BYTES:
                 with ReadFileChunk.from_filename(local_path, 0, size, [step]) as file:
                     self._put(file, target)
             else:
                 self._put_in_parts(local_path, size, target)
+
+        self._publish(path, put, overwrite=overwrite)
         os.unlink(local_path)
         return 0.0
 
     def write(self, path: str, data: bytes, *, sync: bool, overwrite: bool) -> None:  # noqa: ARG002
         """See FileIO."""
-        with self._publication(path, overwrite=overwrite) as target:
-            self._put(data, target)
+        self._publish(path, lambda target: self._put(data, target), overwrite=overwrite)
 
     def sync(self, path: str) -> None:
         """See FileIO; nothing to wait for."""
@@ -184,15 +198,27 @@ class S3FileIO:
     def delete_files(self, directory: str, names: Sequence[str]) -> None:
         """See FileIO; if the server refuses some files, the others are still deleted."""
         bucket, _ = _split(directory)
-        paths = [f"{directory}/{name}" for name in names]
+        keys = [_split(f"{directory}/{name}")[1] for name in names]
         with named_s3_errors("delete files", directory, self._settings):
-            answer = self._client.delete_objects(
-                Bucket=bucket,
-                Delete={"Objects": [{"Key": _split(path)[1]} for path in paths], "Quiet": True},
-            )
-        for refused in answer.get("Errors", []):
-            with named_s3_errors("delete a file", f"/{bucket}/{refused['Key']}", self._settings):
-                raise ClientError({"Error": refused}, "DeleteObjects")
+            refused = self._delete(bucket, keys)
+            for attempt in range(1, self._settings.max_attempts):
+                if not (keys := [key for key, error in refused.items() if is_passing(error)]):
+                    break
+                _wait_before(attempt + 1)
+                refused = {key: refused[key] for key in refused.keys() - keys}
+                refused |= self._delete(bucket, keys)
+        for key, error in refused.items():
+            with named_s3_errors("delete a file", f"/{bucket}/{key}", self._settings):
+                raise error
+
+    def _delete(self, bucket: str, keys: Sequence[str]) -> dict[str, ClientError]:
+        """Delete objects; return the errors of those that the server refused."""
+        objects = [{"Key": key} for key in keys]
+        answer = self._client.delete_objects(
+            Bucket=bucket, Delete={"Objects": objects, "Quiet": True}
+        )
+        errors = answer.get("Errors", [])
+        return {one["Key"]: ClientError({"Error": one}, "DeleteObjects") for one in errors}
 
     def list(self, directory: str) -> list[FileInfo]:
         """See FileIO."""
@@ -216,8 +242,8 @@ class S3FileIO:
             ]
 
     def delete_tree(self, directory: str, ask: Callable[[], None] = unasked) -> None:
-        """See TreeFileIO; a thousand objects a request."""
-        names = [info.name for info in self._list(directory, "")]
+        """See TreeFileIO; a thousand objects a request, those that mark directories included."""
+        names = [info.name for info in self._list(directory, "", has_marks=True)]
         for batch in delete_batches(names):
             ask()
             self.delete_files(directory, batch)
@@ -244,7 +270,9 @@ class S3FileIO:
                 {"Bucket": bucket, "Key": key}, new_bucket, new_key, ExtraArgs=self._encryption()
             )
 
-    def _list(self, directory: str, delimiter: str) -> builtins.list[FileInfo]:
+    def _list(
+        self, directory: str, delimiter: str, *, has_marks: bool = False
+    ) -> builtins.list[FileInfo]:
         prefix, pages = self._pages(directory, delimiter)
         with named_s3_errors("list a directory", directory, self._settings):
             return [
@@ -256,7 +284,7 @@ class S3FileIO:
                 for page in pages
                 for found in page.get("Contents", [])
                 # Other tools mark a directory by an object of its name.
-                if not found["Key"].endswith("/")
+                if has_marks or not found["Key"].endswith("/")
             ]
 
     def _pages(self, directory: str, delimiter: str) -> tuple[str, Iterable[dict[str, Any]]]:
@@ -299,8 +327,7 @@ class S3FileIO:
         name = f"{digest}-{os.path.basename(path)}"
         return sliced_name(name, slices) if slices else name
 
-    @contextmanager
-    def _publication(self, path: str, *, overwrite: bool) -> Iterator[_Target]:
+    def _publish(self, path: str, put: Callable[[_Target], None], *, overwrite: bool) -> None:
         """Put an object; if the reply was lost, look whether it is there after all."""
         bucket, key = _split(path)
         publication = self._ids.new_id()
@@ -309,11 +336,18 @@ class S3FileIO:
             {"Bucket": bucket, "Key": key}, {} if overwrite else {"IfNoneMatch": "*"}, how
         )
         with named_s3_errors("publish a file", path, self._settings):
-            try:
-                yield target
-            except (ClientError, BotoCoreError) as error:
-                if is_certain(error) or not self._holds(target, publication):
-                    raise
+            for attempt in range(1, self._settings.max_attempts + 1):
+                try:
+                    return put(target)
+                except (ClientError, BotoCoreError) as error:
+                    if not is_certain(error) and self._holds(target, publication):
+                        return None
+                    if status_of(error) != 409 or not is_passing(error):
+                        raise
+                    if attempt == self._settings.max_attempts:
+                        raise
+                _wait_before(attempt + 1)
+        raise AssertionError("unreachable")
 
     def _encryption(self) -> dict[str, str]:
         """Return how the server is to encrypt an object, as arguments of a request."""
@@ -401,9 +435,11 @@ class S3FileIO:
                 )
                 try:
                     taken = take(answer["Body"])
-                except _BROKEN_READS:
+                except _BROKEN_READS as error:
                     if attempt == READ_ATTEMPTS - 1:
-                        raise
+                        if isinstance(error, BotoCoreError):
+                            raise
+                        raise ResponseStreamingError(error=error) from error
                 else:
                     # A server may answer for the whole object, as some do for an empty one.
                     whole = answer.get("ContentRange", f"/{answer['ContentLength']}")
@@ -418,6 +454,11 @@ class S3FileIO:
         finally:
             # Of an upload that is aborted meanwhile, a part that arrives later would stay.
             wait([future for future in futures if not future.cancel()])
+
+
+def _wait_before(attempt: int) -> None:
+    """Wait before a request is made again, the longer the more often it was."""
+    time.sleep(min(0.05 * 2**attempt, _MOST_WAIT_S))
 
 
 def part_bytes_of(size: int) -> int:

@@ -33,6 +33,7 @@ _KINDS = (
 )  # fmt: skip
 """Kind of a request by the first word of its operation; every other one is a put."""
 _NO_UPLOAD = "NoSuchUpload"
+_PASSING = {"ConditionalRequestConflict", "InternalError", "ServiceUnavailable", "SlowDown"}
 _NOT_PERMITTED = {"AccessDenied", "ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
 """Codes of credentials that do not do, some of which come with status 400."""
 _NO_MATTER_OF_PERMISSION = {
@@ -62,7 +63,9 @@ def make_client(settings: S3Settings) -> Any:
         InvalidArgumentError: The settings, or the AWS profile, name no server that can be reached.
     """
     config = Config(
-        retries={"total_max_attempts": settings.max_attempts, "mode": "standard"},
+        # The other modes have one budget of retries for all requests of a client, which an engine
+        # that commits many state partitions has used up within a second.
+        retries={"total_max_attempts": settings.max_attempts, "mode": "legacy"},
         connect_timeout=settings.timeout_s,
         read_timeout=settings.timeout_s,
         max_pool_connections=PARALLEL_REQUESTS,
@@ -100,6 +103,14 @@ def _count(event_name: str, **_: Any) -> None:
 
 def _code(error: ClientError | BotoCoreError) -> str:
     return str(error.response["Error"].get("Code", "")) if isinstance(error, ClientError) else ""
+
+
+def is_passing(error: ClientError | BotoCoreError) -> bool:
+    """Return whether a request is to be made again that the client does not try again by itself.
+
+    So it is of a write that met another one of its key, and of keys refused among others.
+    """
+    return _code(error) in _PASSING
 
 
 def is_certain(error: ClientError | BotoCoreError) -> bool:

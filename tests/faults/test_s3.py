@@ -2,10 +2,15 @@
 
 import errno
 import os
+import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from botocore.response import StreamingBody
+from urllib3.exceptions import SSLError
 
 from statestore import Checkpoint
 from statestore.core.errors import (
@@ -275,6 +280,97 @@ def test_throttling_that_does_not_end_is_an_error(io, s3_server, bucket):
 
     assert caught.value.fields["code"] == "SlowDown"
     assert s3_server.requests["PUT"] == 3
+
+
+def test_many_requests_at_once_are_each_tried_as_often_as_the_option_says(io, s3_server, bucket):
+    """Catches one budget of tries for a whole engine: a short outage fails most of its commits."""
+    s3_server.outage = "throttled"
+
+    def write(number):
+        with pytest.raises(StorageError, match="SlowDown"):
+            io.write(f"/{bucket}/{number}", b"rows", sync=True, overwrite=True)
+
+    with ThreadPoolExecutor(60) as pool:
+        list(pool.map(write, range(120)))
+
+    assert s3_server.requests["PUT"] == 120 * 3
+
+
+@pytest.mark.parametrize(("size", "last"), [(1, "PUT"), (LARGE, "COMPLETE")])
+def test_write_that_met_another_one_is_repeated(io, s3_server, bucket, local_file, size, last):
+    """Catches a commit that fails, or parts that stay, where two writes of a name meet."""
+    s3_server.fail(last, "conflict", 2)
+    data = os.urandom(size)
+
+    io.publish(local_file(data), f"/{bucket}/a", sync=True, overwrite=False)
+
+    assert Path(io.fetch(f"/{bucket}/a")).read_bytes() == data
+    assert (s3_server.requests[last], s3_server.num_uploads(bucket)) == (3, 0)
+
+
+def test_write_that_always_meets_another_one_is_an_error(io, s3_server, bucket):
+    """Catches a repetition without end."""
+    s3_server.fail("PUT", "conflict", 10)
+    with pytest.raises(StorageError, match="ConditionalRequestConflict"):
+        io.write(f"/{bucket}/a", b"rows", sync=True, overwrite=False)
+
+    assert s3_server.requests["PUT"] == 3
+
+
+def test_file_whose_deletion_is_throttled_among_others_is_deleted_again(io, s3_server, bucket):
+    """Catches an operation that ends half way by what passes: the answer as a whole is 200."""
+    s3_server.put_many(bucket, [f"d/{number}" for number in range(4)])
+    s3_server.fail("POST", "one-throttled", 2)
+
+    io.delete_files(f"/{bucket}/d", [str(number) for number in range(4)])
+
+    assert s3_server.keys(bucket) == []
+    assert s3_server.requests["POST"] == 3
+
+
+def test_marks_of_directories_go_with_a_tree(io, s3_server, bucket):
+    """Catches a dropped trial that is still there to list: Hadoop marks each directory it makes."""
+    s3_server.put_many(bucket, ["d/", "d/a/", "d/a/file", "d/b/", "dd/", "e"])
+
+    io.delete_tree(f"/{bucket}/d")
+
+    assert s3_server.keys(bucket) == ["dd/", "e"]
+    assert io.list_directories(f"/{bucket}") == ["dd"]
+
+
+def test_body_that_ends_by_a_broken_record_is_read_again(io, bucket, monkeypatch):
+    """Catches a fault of the network that is called one of the engine."""
+    io.write(f"/{bucket}/a", b"rows" * 1000, sync=True, overwrite=True)
+    read, faults = StreamingBody.read, [SSLError("BAD_RECORD_MAC")] * 2
+
+    def broken(body, amt=None):
+        if faults:
+            raise faults.pop()
+        return read(body, amt)
+
+    monkeypatch.setattr(StreamingBody, "read", broken)
+
+    assert Path(io.fetch(f"/{bucket}/a")).read_bytes() == b"rows" * 1000
+    faults += [SSLError("BAD_RECORD_MAC")] * 4
+    with pytest.raises(StorageError, match="BAD_RECORD_MAC"):
+        io.read_tail(f"/{bucket}/a", 10)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="priorities are of processes")
+def test_parts_are_not_sent_at_the_priority_of_whoever_came_first(io, bucket, local_file):
+    """Catches commits that go slow for good once a merge has sent a large file."""
+
+    def publish():
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        io.publish(local_file(bytes(LARGE)), f"/{bucket}/a", sync=True, overwrite=False)
+
+    merge = threading.Thread(target=publish)
+    merge.start()
+    merge.join()
+
+    parts = [one.native_id for one in threading.enumerate() if one.name.startswith("s3-part")]
+    base = os.getpriority(os.PRIO_PROCESS, 0)
+    assert {os.getpriority(os.PRIO_PROCESS, each) for each in parts} == {base}
 
 
 def test_truncated_body_is_read_again(io, s3_server, bucket):
