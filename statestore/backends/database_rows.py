@@ -6,6 +6,8 @@ Python save half the time of a read, the cache a fifth.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -50,7 +52,7 @@ def all_pieces(
     """Yield rows as `all_rows`, some at a time: few first, for callers that stop early.
 
     Raises:
-        Exception: RocksDB's, where rows cannot be read.
+        Exception: RocksDB's, or OSError, where rows cannot be read.
     """
     rows = cast("Iterator[tuple[bytes, bytes]]", database.items(from_key=first, read_opt=options))
     last: bytes | None = None
@@ -69,6 +71,8 @@ def all_pieces(
     else:
         rest.seek_to_first()
     rest.status()
+    if rest.valid():  # the disk has failed once, and then it has not
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def split(piece: Rows) -> KeysAndValues:

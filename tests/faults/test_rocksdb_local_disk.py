@@ -1,5 +1,6 @@
 """The local databases of the rocksdb backend: full, failing, closed, removed, gone back to."""
 
+import errno
 import gc
 import os
 import resource
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database import MAX_WAITING
 from statestore.backends.rocksdb.view import View
 from statestore.codec.rows import PUT, Row
@@ -18,6 +20,7 @@ from statestore.core.errors import StorageError
 from statestore.core.options import StateStoreOptions
 from statestore.engine.sessions import LEFT_MS, MAX_CLOSED_STORES
 from statestore.io.counting import CountingFileIO
+from statestore.io.forwarding import ForwardingFileIO
 from statestore.io.local import LocalFileIO
 from tests.engine_process import EngineProcess
 from tests.fault_io import Fault, FaultFileIO
@@ -163,6 +166,64 @@ def test_outage_of_the_storage_leaves_the_local_database(tmp_path, fault):
         assert here._versions.load(4, None, None, OPTIONS).files_read == 1
         here.load(4)
         assert list(here.scan()) == list(there.scan())
+
+
+def test_full_disk_leaves_the_local_database_and_no_copies(tmp_path, monkeypatch):
+    """Catches a whole download, which takes more space, and copies that stay until the end."""
+    checkpoint = at(tmp_path, options=OPTIONS)
+    with (
+        checkpoint.open_store(backend="rocksdb") as there,
+        checkpoint.open_store(backend="rocksdb") as here,
+    ):
+        for number in range(1, 4):
+            put(there, number)
+        held = here._versions.load(3, None, None, OPTIONS)
+        for number in range(4, 6):
+            put(there, number)
+        extract, calls = sst.extract_sst, []
+
+        def full(file, path):
+            calls.append(path)
+            extract(file, path)
+            if len(calls) == 2:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return path
+
+        monkeypatch.setattr(sst, "extract_sst", full)
+        with pytest.raises(StorageError, match="no space left"):
+            here._versions.load(5, None, None, OPTIONS)
+        monkeypatch.undo()
+
+        assert Path(held.view).exists()
+        assert not list(Path(held.view).parent.glob(".tmp-*"))
+        assert here._versions.load(5, None, None, OPTIONS).files_read == 2
+        here.load(5)
+        assert list(here.scan()) == list(there.scan())
+
+
+def test_merge_holds_nothing_but_the_file_while_it_is_sent(tmp_path):
+    """Catches a local disk that needs three times what is merged, as long as an upload takes."""
+    shares = []
+
+    class Watched(ForwardingFileIO):
+        def publish(self, local_path, path, *, sync, overwrite):
+            if ".snapshot." in path or ".merged." in path:
+                beside = Path(local_path).parent
+                size = sum(each.stat().st_size for each in beside.rglob("*") if each.is_file())
+                shares.append(size / Path(local_path).stat().st_size)
+            return super().publish(local_path, path, sync=sync, overwrite=overwrite)
+
+    checkpoint = at(tmp_path, options=OPTIONS, io=Watched(LocalFileIO()))
+    with checkpoint.open_store(backend="rocksdb") as store:
+        for number in range(4):
+            batch = store.begin()
+            for key in range(2000):
+                batch.put(b"%d-%d" % (number, key), os.urandom(100))
+            batch.commit()
+        store.snapshot()
+
+    assert shares
+    assert max(shares) < 1.1, shares
 
 
 def test_closed_stores_do_not_fill_the_local_disk(tmp_path):

@@ -1,6 +1,9 @@
 """Rows of a RocksDB database many at a time, beside a model of one row at a time."""
 
+import errno
+import os
 import random
+from itertools import islice
 
 import pytest
 from rocksdict import Options, Rdict
@@ -39,6 +42,21 @@ def test_every_row_is_read_once(database, num_rows):
     assert list(all_rows(database)) == sorted(rows.items())
     assert list(all_rows(database, half)) == sorted(rows.items())[num_rows // 2 :]
     assert list(all_rows(database, num_rows.to_bytes(4))) == []
+
+
+def test_end_of_the_rows_is_not_taken_from_a_read_that_has_failed_once(database):
+    """Catches a merged file that lacks rows: the next read of the same block succeeds."""
+    fill(database, {number.to_bytes(4): b"" for number in range(100)})
+
+    class FailedOnce:
+        def items(self, **_):
+            return islice(database.items(), 40)
+
+        def iter(self, options):
+            return database.iter(options)
+
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        list(all_rows(FailedOnce()))
 
 
 @pytest.mark.parametrize("most_bytes", [200_000, database_rows._MOST_BYTES])

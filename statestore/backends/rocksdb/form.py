@@ -127,7 +127,9 @@ class SstForm(FileForm):
         gone = (row for batch in deletes for row in sst.encode_rows(batch))
         put = sorted(row for batch in puts for row in sst.encode_rows(batch))
         encoded = heapq.merge(gone, put, key=operator.itemgetter(0))
-        made = sst.write_body(summed(encoded), path, self._memory.options(work.options))
+        made = sst.write_body(
+            summed(encoded), path, self._memory.options(work.options), keeps_sst=False
+        )
         # Of the rows, not of the file: an SST tells when and where it was written.
         of_rows = Block(0, made.rows.total, 0, checksum, -1, -1)
         return lambda new: Body(

@@ -78,5 +78,5 @@ def write_full_body(
     with local_errors("write a full state", directory):
         runs = sort_into_runs(batches, None, directory)
         rows = chain.from_iterable(map(sst.encode_rows, interleave(runs, None)))
-        body = sst.write_body(rows, f"{directory}/body", memory.options(options))
+        body = sst.write_body(rows, f"{directory}/body", memory.options(options), keeps_sst=False)
     return Body(body.path, body.blocks, body.rows, compute_lineage(None, body.blocks))

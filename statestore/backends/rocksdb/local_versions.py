@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.backends.rocksdb.database import LocalDatabase, LocalView
@@ -128,8 +129,8 @@ class LocalVersions:
             database.go_to(near)
             view = self._ingest(database, files, target, owned)
         except StorageError as error:
-            if is_out_of_files(error):
-                raise
+            if is_out_of_files(error) or error.kind == "storage-full":
+                raise  # what is there is in order, and to fetch all of it takes more
             logger.warning(
                 "local database is built anew: store=%s, error=%s", self._location.store, error
             )
@@ -194,7 +195,12 @@ class LocalVersions:
             number, (ref, file) = numbered
             return lay_out(file, ref, owned, f"{database.directory}/.tmp-{number}.sst", options)
 
-        with CallPool(PARALLEL_FETCHES, "lay-out") as pool:
-            copies = list(pool.map(copy, enumerate(files)))
+        try:
+            with CallPool(PARALLEL_FETCHES, "lay-out") as pool:
+                copies = list(pool.map(copy, enumerate(files)))
+        except BaseException:
+            for left in Path(database.directory).glob(".tmp-*.sst"):
+                left.unlink(missing_ok=True)
+            raise
         paths = [copy.path for copy in copies if copy.path is not None]
         return database.ingest(paths, target, is_mixed=any(copy.is_mixed for copy in copies))

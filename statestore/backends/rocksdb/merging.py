@@ -26,6 +26,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import operator
+import shutil
 import tempfile
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -230,9 +231,10 @@ def merge_files(
                 pieces = counted(pieces)
             deletes = [] if is_whole else [file for file in files if file.trailer.rows.delete]
             rows = chain.from_iterable(_with_deletes(pieces, _deleted(deletes)))
-            body = sst.write_body(rows, f"{directory}/body", sst_options)
+            body = sst.write_body(rows, f"{directory}/body", sst_options, keeps_sst=False)
         finally:
             database.close()
+        shutil.rmtree(f"{directory}/db")  # the upload may take long
         if is_whole:
             check_num_rows(trailer, body.rows.put)
         counts = (body.rows.put, num_internal) if is_whole else None

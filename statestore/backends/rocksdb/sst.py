@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,13 +196,16 @@ def _big_endian(column: pa.Array[Any]) -> pa.Array[Any]:
     return fixed.cast(pa.binary())
 
 
-def write_body(rows: Iterable[EncodedRow], path: str, options: Options) -> SstBody:
+def write_body(
+    rows: Iterable[EncodedRow], path: str, options: Options, *, keeps_sst: bool = True
+) -> SstBody:
     """Write a body.
 
     Args:
         rows: In key order, each key once.
         path: File to write; the SST goes beside it under the same name and `.sst`.
         options: Of the SST.
+        keeps_sst: Whether the SST stays there; otherwise the result has none.
 
     Raises:
         OSError: The local disk failed.
@@ -229,7 +233,8 @@ def write_body(rows: Iterable[EncodedRow], path: str, options: Options) -> SstBo
             return _without_rows(path)
         writer.finish()
         deletes.finish()
-        return _join_body(sst_path, num_rows - deletes.num_keys, deletes, path)
+        num_puts = num_rows - deletes.num_keys
+        return _join_body(sst_path, num_puts, deletes, path, keeps_sst=keeps_sst)
 
 
 def write_body_of(
@@ -313,10 +318,12 @@ class _Deletes:
             self._stream.close()
 
 
-def _join_body(sst_path: str, num_puts: int, deletes: _Deletes, path: str) -> SstBody:
+def _join_body(
+    sst_path: str, num_puts: int, deletes: _Deletes, path: str, *, keeps_sst: bool = True
+) -> SstBody:
     """Write the body; the deletes are finished."""
     num_deletes = deletes.num_keys
-    shutil.copyfile(sst_path, path)
+    (shutil.copyfile if keeps_sst else os.rename)(sst_path, path)
     if num_puts + num_deletes == 0:
         return _without_rows(path)
     size = Path(path).stat().st_size
@@ -327,7 +334,8 @@ def _join_body(sst_path: str, num_puts: int, deletes: _Deletes, path: str) -> Ss
     blocks = [_block(whole.slice(0, size), 0, num_puts + num_deletes)]
     if num_deletes:
         blocks.append(_block(whole.slice(size), size, num_deletes))
-    return SstBody(path, sst_path, tuple(blocks), RowCounts(num_puts, num_deletes))
+    kept = sst_path if keeps_sst else None
+    return SstBody(path, kept, tuple(blocks), RowCounts(num_puts, num_deletes))
 
 
 def _without_rows(path: str) -> SstBody:
