@@ -244,12 +244,13 @@ class CheckpointMemoryFileIO:
 
     def _lost(self, action: str, path: str) -> StateStoreError:
         return StorageError(
-            f"cannot {action}: the process that held the heap backend's checkpoints in the "
-            "checkpoint memory is gone, and with it the checkpoints",
+            f"cannot {action}: the process that has the heap backend's checkpoints in the "
+            "checkpoint memory does not answer; where it is gone, they are, too",
             kind="driver-lost",
             file=path,
             address=str(self._address),
-            to_fix=TO_FIX_LOSS,
+            to_fix="where the driver still runs, let this machine reach the address (network "
+            f"policies, firewalls); where it is gone, {TO_FIX_LOSS}",
         )
 
 
