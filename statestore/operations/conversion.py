@@ -24,9 +24,11 @@ from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS, SPARK_PROVIDE
 from statestore.core.text import format_table
 from statestore.operations.batches import is_of_operation
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
+from statestore.operations.committed_version import spark_files_of
 from statestore.operations.metadata_file import read_metadata
 from statestore.operations.new_directory import check_target
 from statestore.operations.result import Change, Made, NewDirectoryResult
+from statestore.operations.source_logs import check_sources
 from statestore.operations.states import find_states
 
 if TYPE_CHECKING:
@@ -186,6 +188,9 @@ def decide_convert(checkpoint: OpenCheckpoint, new: Place, provider: str) -> Con
             to_fix="start it with a new checkpoint directory on provider "
             f"{SPARK_PROVIDERS[provider]}",
         )
+    read = {batch, checkpoint.newest_planned or batch}
+    offsets = {number: checkpoint.offsets_entry(number) for number in sorted(read)}
+    check_sources(checkpoint.uri, offsets, spark_files_of(checkpoint))
     operators = _operators(checkpoint)
     if provider == "spark-hdfs" and any(operator.info.has_families for operator in operators):
         raise IncompatibleError(

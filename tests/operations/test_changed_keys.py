@@ -88,6 +88,23 @@ def test_changes_are_those_of_the_batches(
     assert counted(checkpoint.rows("lists")) == (expected(later, "lists"), 3)
 
 
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_count_ends_at_a_version_that_was_written_whole(tmp_path: Path, backend: str) -> None:
+    """Catches every key of the state counted as changed, and the state read for it."""
+    random = Random(8)
+    query = query_of(tmp_path / "query", operators=STORE, backend=backend)
+    for _ in range(3):
+        query.run_batch(batch_of(query, random))
+    checkpoint = Checkpoint(query.path)
+    checkpoint.forget(keys=checkpoint.rows("default").read(columns=["key"]).slice(0, 1))
+    query.restart()
+    later = [batch_of(query, random) for _ in range(2)]
+    for batch in later:
+        query.run_batch(batch)
+
+    assert counted(checkpoint.rows("default")) == (expected(later, "default"), 2)
+
+
 def test_count_ends_at_versions_that_were_expired(tmp_path: Path) -> None:
     """Catches an error, or versions that are not there, of which keys changed in few."""
     random = Random(7)

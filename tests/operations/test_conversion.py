@@ -112,6 +112,17 @@ def test_partition_is_planned_when_all_others_are_lost(files):
     assert [operator.num_partitions for operator in files.plan().operators] == [2, 1]
 
 
+def test_source_that_would_read_files_again_is_refused(files):
+    """Catches a new checkpoint whose query reads input once more."""
+    metadata = json.dumps({"batchWatermarkMs": 0, "conf": files.conf})
+    files.write("offsets/0", f'v1\n{metadata}\n{{"logOffset":0}}')
+    with pytest.raises(NotFoundError, match="sources/0/0"):
+        files.plan()
+
+    files.write("sources/0/0", 'v1\n{"path":"file:/in","timestamp":1,"batchId":0}')
+    assert files.plan().version == 1
+
+
 @pytest.mark.parametrize("length", [123, 200])
 def test_key_is_known_whatever_the_lengths_in_the_file(files, length):
     """Catches a length that looks like the beginning of a schema, or is no text."""

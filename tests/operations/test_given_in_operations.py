@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from datetime import timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -296,6 +296,24 @@ def test_rows_expire_by_a_time_alone(users: str, column: str, said: str) -> None
     """Catches an error in SQL that nobody typed."""
     with pytest.raises(InvalidArgumentError, match=said):
         Checkpoint(users).edit(expire=column, older_than=timedelta(days=7), dry_run=True)
+
+
+def test_a_date_expires_when_its_day_has(tmp_path: Path) -> None:
+    """Catches rows of today that are deleted as older than an hour: a date is no midnight."""
+    query = make_typed(tmp_path / "query", Random(1), {"k": "long", "s": "string"}, {"day": "date"})
+    known = Checkpoint(query.path)
+    days = known.rows().read()["value"].to_pylist()
+    limit = datetime(2024, 1, 31, 23, 59, tzinfo=UTC)
+    old = sum(row["day"] == date(1970, 1, 1) for row in days)
+    assert 0 < old < sum(row["day"] is not None for row in days)
+
+    for older_than, gone in (
+        (limit, old),
+        (limit + timedelta(minutes=1), sum(row["day"] is not None for row in days)),
+        (datetime(1970, 1, 1, 23, 59, tzinfo=UTC), 0),
+    ):
+        plan = known.edit(expire="value.day", older_than=older_than, dry_run=True)
+        assert f"{gone} rows of {len(days)} deleted" in str(plan).replace(",", ""), str(plan)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ def most_changed_keys(
     """Count in how many of the `MOST_VERSIONS` newest versions each key was written or deleted.
 
     Deltas alone are read, those of one state partition at a time. It ends at a version that was
-    expired, and at one with another number of state partitions.
+    expired, at one with another number of state partitions, and at one that an operation wrote
+    whole.
 
     Args:
         checkpoint: The checkpoint.
@@ -83,7 +84,13 @@ def _versions(
             return
         if heads.keys() != rows.states.keys():
             return
+        if number > 1 and any(map(_is_full_state, heads.values())):
+            return  # its rows are not those that a batch changed
         yield heads
+
+
+def _is_full_state(head: PublishedFile) -> bool:
+    return head.trailer.parent is None and head.trailer.rows.total > 0
 
 
 def _keys(checkpoint: OpenCheckpoint, head: PublishedFile, family: str) -> Any:

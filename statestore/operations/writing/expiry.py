@@ -73,4 +73,7 @@ def expiry_condition(
             to_fix="name a timestamp or date; of a number give the condition itself, such as "
             f"{path or 'value.max'} < {int(limit.timestamp() * 1000)} where it counts milliseconds",
         )
-    return f"{path} < TIMESTAMPTZ '{limit.astimezone(UTC).isoformat(sep=' ')}'"
+    limit = limit.astimezone(UTC)
+    if pa.types.is_date(path.type):  # a day is as old as its end
+        return f"{path} < DATE '{limit.date()}'"
+    return f"{path} < TIMESTAMPTZ '{limit.isoformat(sep=' ')}'"
