@@ -324,7 +324,7 @@ class OpenCheckpoint(QueryLogs):
                 file=operator_metadata_path(self.state_directory, len(self.operators)),
                 named_by=directory if is_there else self.commits.path(version - 1),
                 to_fix="put the file back where the checkpoint was copied without it; else run a "
-                "batch of the query with Spark 3.5 or later, which writes it",
+                "batch of the query with Spark 4.0 or later, which writes it",
             )
 
     def _require_schemas(self) -> None:
