@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +107,11 @@ class SparkType:
     def names(self) -> tuple[str, ...]:
         """Names of the fields."""
         return tuple(name for name, _ in self.fields)
+
+    @property
+    def nameless(self) -> SparkType:
+        """The type without names: of columns that were renamed it is the same."""
+        return replace(self, fields=tuple(("", part.nameless) for part in self.types))
 
     def select(self, ordinals: tuple[int, ...]) -> SparkType:
         """Return the struct of some of this struct's fields."""

@@ -6,7 +6,7 @@ another state backend or number of state partitions. Values are compared byte by
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from statestore.codec.column_family import ColumnFamily
-    from statestore.codec.spark_types import SparkType
     from statestore.operations.states import FoundRows
 
 _RAW = pa.schema({"key": pa.binary(), "old_value": pa.binary(), "new_value": pa.binary()})
@@ -97,7 +96,7 @@ def _check_keys(old: ColumnFamily | None, new: ColumnFamily | None) -> None:
         )
     if None in (old.key_schema, new.key_schema) or old.key_schema == new.key_schema:
         return
-    if _nameless(key_type(old)) != _nameless(key_type(new)):
+    if key_type(old).nameless != key_type(new).nameless:
         raise IncompatibleError(
             "keys of different types are not compared",
             column_family=new.name,
@@ -106,10 +105,6 @@ def _check_keys(old: ColumnFamily | None, new: ColumnFamily | None) -> None:
             to_fix="compare states of one query, whose grouping columns have the same types in the "
             "same order; join others by SQL, on the columns that they share",
         )
-
-
-def _nameless(kind: SparkType) -> SparkType:
-    return replace(kind, fields=tuple(("", _nameless(part)) for part in kind.types))
 
 
 def _differences(
