@@ -104,6 +104,9 @@ class Forgetting:
         self._batch = find_edit(checkpoint)
         self._version = find_version(checkpoint)
         self.damaged = {}
+        for store, head in self._version.heads.items():
+            if self._is_own(store):
+                wanted.prepare(store.name, head.trailer)
         keys = self._keys_found = set[bytes]()
         self.found = dict(
             find_rows(checkpoint, self.operator, wanted, keys, self.damaged, self.progress)

@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote_to_bytes
 
@@ -26,6 +25,7 @@ from statestore.codec.rows import from_numpy, rows_by_family
 from statestore.codec.sealed_file import map_file
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 from statestore.core.text import format_bytes, format_count
+from statestore.operations.forget.elsewhere import Elsewhere
 from statestore.operations.forget.files import (
     below_root,
     files_of,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from statestore.codec.column_family import ColumnFamily
+    from statestore.codec.references import StoreName
     from statestore.codec.trailer import Trailer
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.forget.files import StoreFile
@@ -183,13 +184,19 @@ def search(
         wanted: The keys, as given.
         certificate: Tells whether a certificate is of the keys; None where there is none.
     """
-    for file in files_of_operator(checkpoint, operator):
-        if file.is_state:
-            try:
-                trailer = read_trailer(file.location, file.info.name).trailer
-            except (CorruptionError, IncompatibleError):
-                continue  # the search gives the reason
-            wanted.prepare(file.location.store.name, trailer)
+    newest = checkpoint.newest_version
+    versions = {
+        file: name.version
+        for file in files_of_operator(checkpoint, operator)
+        if (name := parse_state_file_name(file.info.name)) is not None
+    }
+    # Those of later versions were taken back.
+    for file in sorted(versions, key=lambda one: (versions[one] > newest, -versions[one])):
+        try:
+            trailer = read_trailer(file.location, file.info.name).trailer
+        except (CorruptionError, IncompatibleError):
+            continue  # the search gives the reason
+        wanted.prepare(file.location.store.name, trailer)
     is_of_keys = None if certificate is None else certificate(wanted)
     found = _Search(checkpoint, operator, wanted).run()
     return replace(found, certificate_is_of_keys=is_of_keys)
@@ -256,6 +263,8 @@ class _Search:
         keys = wanted.decoded()
         self._columns = () if keys is None else key_columns(keys)
         self._values = ValueSearch(self._columns)
+        self._elsewhere = Elsewhere(keys, wanted.grouping, wanted.condition)
+        self._values_elsewhere = ValueSearch(self._elsewhere.columns)
         telling = {text for column in self._columns for text in column.telling}
         self._words = Needles(telling, are_words=True)
         # The directory of a partition: user=ann.
@@ -351,7 +360,7 @@ class _Search:
         for family, rows in rows_by_family(batch, trailer.column_families):
             of_family = batch.take(from_numpy(rows, pa.int64()))
             try:
-                for path, certainty in self._in_columns(of_family, file, trailer, family):
+                for path, certainty in self._in_columns(of_family, store, family):
                     own[Hit(file.path, path, certainty)] = None
             except (CorruptionError, IncompatibleError) as error:
                 of = f"column family {family.name} of store {store.name}"
@@ -367,34 +376,29 @@ class _Search:
                 own[Hit(file.path, "bytes", "maybe")] = None
 
     def _in_columns(
-        self, batch: pa.RecordBatch, file: StoreFile, trailer: Trailer, family: ColumnFamily
+        self, batch: pa.RecordBatch, store: StoreName, family: ColumnFamily
     ) -> Iterator[tuple[str, Certainty]]:
         """Yield the columns of a column family's rows in which a value of a key is."""
-        store = file.location.store
-        skipped: list[str] = []
-        grouping = grouping_family(store.name, family)
-        if grouping is not None:
+        is_other = store.operator != self._operator
+        values = self._values_elsewhere if is_other else self._values
+        paths: list[str] = []
+        # The columns of a grouping key together: one alone is somebody else's as well.
+        alone: Certainty | None = None
+        if grouping_family(store.name, family) is not None:
             paths = grouping_paths(store.name, family)
-            names = {path.rstrip(".").rpartition(".")[2].casefold() for path in paths}
-            if store.operator == self._operator:
-                skipped = paths
-            elif len(names) > 1 and names == self._key_names:
-                # The same columns together: one value of them alone is somebody else's as well.
-                skipped = paths
-                if len(self._wanted.find(batch, store.name, trailer)):
+            if is_other:
+                is_there, alone = self._elsewhere.find(batch.column(3), store.name, family)
+                if is_there:
                     yield "row", "found"
         keys = decode_keys(batch.column(3), family)
-        is_other = store.operator != self._operator
-        yield from self._values.find(keys, "key", skipped, is_other=is_other)
+        skipped = () if alone else paths
+        for path, certainty in values.find(keys, "key", skipped, is_other=is_other):
+            is_doubtful = alone == "maybe" and any(f"{path}.".startswith(one) for one in paths)
+            yield path, "maybe" if is_doubtful else certainty
         has_value = np.flatnonzero(~unpack(batch.column(4).is_null()))
-        values = batch.column(4).take(from_numpy(has_value, pa.int64()))
-        if len(values):
-            yield from self._values.find(decode_by_key(values, family), "value")
-
-    @cached_property
-    def _key_names(self) -> set[str]:
-        keys = self._wanted.decoded()
-        return set() if keys is None else {field.name.casefold() for field in keys.type}
+        stored = batch.column(4).take(from_numpy(has_value, pa.int64()))
+        if len(stored):
+            yield from values.find(decode_by_key(stored, family), "value")
 
 
 def _is_distinct(key: bytes) -> bool:

@@ -87,6 +87,11 @@ class KeyColumn:
         return self.is_binary and len(text) >= MIN_BYTES
 
 
+def is_nameless(name: str) -> bool:
+    """Tell whether Spark gave a column of keys its name, so that any may be meant."""
+    return _NAMELESS.fullmatch(name.lower()) is not None
+
+
 def _num_digits(text: bytes) -> int:
     return sum(48 <= one <= 57 for one in text)
 
@@ -300,8 +305,8 @@ class ValueSearch:
             sure: set[bytes] = set()
             every: set[bytes] = set()
             for of in self._columns:
-                is_nameless = _NAMELESS.fullmatch(name) or _NAMELESS.fullmatch(of.name)
-                is_same = is_other if is_nameless else name == of.name
+                has_no_name = is_nameless(name) or is_nameless(of.name)
+                is_same = is_other if has_no_name else name == of.name
                 sure |= of.texts if is_same else of.telling
                 every |= of.texts
             self._known[name, is_other] = Values(sure), Values(every - sure)

@@ -44,7 +44,9 @@ class Wanted:
 
     Attributes:
         encoded: Grouping keys that are given, as bytes; of a condition none.
-        grouping: The column family that they would make; None until the first row.
+        condition: The condition; None where keys are given.
+        grouping: The column family that they would make, of the first file that was met; its names
+            count for those of all that differ in names alone. None until then.
 
     Raises:
         InvalidArgumentError: Not one of the two is given, or no key.
@@ -64,14 +66,18 @@ class Wanted:
         self.encoded: set[bytes] = set()
         self.grouping: ColumnFamily | None = None
         self._merges_zeros = merges_zeros
-        self._condition = None if where is None else Condition(where)
+        self.condition = None if where is None else Condition(where)
         self._given = None if keys is None else kept(keys)
         self._encoded_for: set[str | None] = set()
         self._known = KeySet([])
         self._num_known = 0
+        self._is_found = keys is not None
 
     def prepare(self, store: str, trailer: Trailer) -> None:
-        """Note the bytes of keys that are given, by the schemas of a file; errors as `find`."""
+        """Note the bytes of keys that are given, by the schemas of a file; errors as `find`.
+
+        That of the newest version comes first, for its names.
+        """
         for family in trailer.column_families:
             # Where there are others, no operator uses it, and its key may be of any type.
             is_used = family.name != DEFAULT_FAMILY or len(trailer.column_families) == 1
@@ -110,21 +116,22 @@ class Wanted:
         grouping = grouping_family(store, family)
         if grouping is None:
             return np.zeros(0, np.int64)
-        self._prepare(store, grouping)
-        keys = _grouping_keys(stored, store, family, grouping)
-        encoded = encode_keys(keys, grouping)
-        if self._condition is None:
+        named = self._prepare(store, grouping)
+        encoded = grouping_keys(stored, store, family, grouping)
+        if self.condition is None or self._is_found:
             meant = np.flatnonzero(self._known.has(encoded))
         else:
-            batch = pa.RecordBatch.from_arrays([keys], names=["key"])
-            meant = self._condition.rows(batch)
+            meant = self.condition.rows(as_batch(decode_keys(encoded, named)))
         if found is not None:
             of_rows: list[Any] = encoded.take(from_numpy(meant, pa.int64())).to_pylist()
             found.update(of_rows)
         return meant
 
-    def _prepare(self, store: str, grouping: ColumnFamily) -> None:
+    def _prepare(self, store: str, grouping: ColumnFamily) -> ColumnFamily:
+        """Note given keys, and return the column family by whose names keys are meant."""
         self.grouping = self.grouping or grouping
+        if key_type(grouping).nameless == key_type(self.grouping).nameless:
+            grouping = self.grouping
         if self._given is not None and grouping.key_schema not in self._encoded_for:
             zeros = self._merges_zeros
             table = read_given(self._given, store, grouping, has_values=False, merges_zeros=zeros)
@@ -138,9 +145,10 @@ class Wanted:
                 given: list[Any] = encoded.to_pylist()
                 self.encoded.update(given)
             self._encoded_for.add(grouping.key_schema)
-        if self._num_known != len(self.encoded) and self._condition is None:
+        if self._num_known != len(self.encoded) and self._is_found:
             self._known = KeySet([pa.array(sorted(self.encoded), pa.binary())])
             self._num_known = len(self.encoded)
+        return grouping
 
     @property
     def words(self) -> dict[str, Any]:
@@ -150,8 +158,8 @@ class Wanted:
     def as_found(self, found: set[bytes]) -> Wanted:
         """Return the keys that are given, or those that the condition found, as given ones."""
         made = copy(self)
-        encoded = self.encoded if self._condition is None else found
-        vars(made).update(encoded={*encoded}, _condition=None, _given=None, _num_known=0)
+        encoded = self.encoded if self.condition is None else found
+        vars(made).update(encoded={*encoded}, _is_found=True, _given=None, _num_known=0)
         return made
 
     def decoded(self, encoded: Iterable[bytes] | None = None) -> Any:
@@ -220,15 +228,26 @@ def _is_nested(store: str, family: ColumnFamily) -> bool:
     )
 
 
-def _grouping_keys(
+def grouping_keys(
     stored: pa.Array[Any], store: str, family: ColumnFamily, grouping: ColumnFamily
 ) -> pa.Array[Any]:
+    """Return the grouping keys of keys, as bytes: no names are in them."""
     keys: Any = decode_keys(stored, family)
     paths = partition_key_columns(store, family)
     if _is_nested(store, family):
         for ordinal in paths[0]:
             keys = keys.field(ordinal)
-        nested: pa.Array[Any] = keys
-        return nested
-    columns = [keys.field(path[0]) for path in paths]
-    return pa.Array.from_buffers(key_type(grouping).arrow, len(keys), [None], children=columns)
+    else:
+        keys = as_struct([keys.field(path[0]) for path in paths], grouping)
+    return encode_keys(keys, grouping)
+
+
+def as_struct(columns: list[Any], grouping: ColumnFamily) -> pa.Array[Any]:
+    """Return columns as grouping keys of a column family, by their order."""
+    kind = key_type(grouping).arrow
+    return pa.Array.from_buffers(kind, len(columns[0]), [None], children=columns)
+
+
+def as_batch(keys: pa.Array[Any]) -> pa.RecordBatch:
+    """Return grouping keys as what a condition is asked of."""
+    return pa.RecordBatch.from_arrays([keys], names=["key"])
