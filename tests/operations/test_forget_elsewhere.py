@@ -159,7 +159,7 @@ def test_what_a_condition_asks_is_asked_of_other_operators(
     tmp_path: Path, first: Columns, second: Columns, where: str, there: Any, expected: str
 ) -> None:
     """Catches a certificate for a user whom another operator has beside another shop."""
-    rows = [(ANN, "a"), ("x", "y"), ("c", "c")]
+    rows: list[tuple[Any, ...]] = [(ANN, "a"), ("x", "y"), ("c", "c")]
     if first[-1][1] == "long":
         rows = [(ANN, 5), ("x", 7), ("c", 8)]
     checkpoint = make(tmp_path, store_of(first, rows), store_of(second, [there]))
