@@ -158,7 +158,7 @@ class Trial(Shown):
         is repeated, or `drop` puts the old back: both are whole all the time.
 
         Raises:
-            InUseError: A query or another operation is at the checkpoint.
+            InUseError: A query or another operation is at the checkpoint, or a copy of it is made.
             InvalidArgumentError: It was not compared, or differs and that is not accepted (kind
                 trial-failed); the query has run since; or its newest batch is planned and not
                 committed (kind unfinished-batch).

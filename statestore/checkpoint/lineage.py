@@ -133,8 +133,9 @@ def check_ref(trailer: Trailer, ref: FileRef, path: str) -> None:
             version=ref.version,
             expected=ref.lineage,
             found=trailer.lineage,
-            to_fix="go back to an older version, or use checkpoint format v2 "
-            "(spark.sql.streaming.stateStore.checkpointFormatVersion=2): it keeps attempts apart",
+            to_fix="repeat a copy that was being made; else go back to an older version, or use "
+            "checkpoint format v2 (spark.sql.streaming.stateStore.checkpointFormatVersion=2): it "
+            "keeps attempts apart",
         )
     if trailer.kind != ref.kind or trailer.rows.total != ref.rows:
         raise CorruptionError(

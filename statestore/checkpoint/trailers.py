@@ -25,7 +25,7 @@ from statestore.core.providers import PROVIDERS
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.references import FileRef
-
+    from statestore.io.file_io import FileIO
 
 _BACKENDS = {"sst": "rocksdb", "arrows": "filesystem"}
 """State backend whose files have such a body."""
@@ -69,14 +69,26 @@ def read_trailer(
     tail, size = location.io.read_tail(path, TAIL_BYTES)
     if known is not None and _is_same(known, name, tail, size):
         return known
-    needed = trailer_length(tail, size, path) + END_LENGTH
-    if needed > len(tail):
-        tail, size = location.io.read_tail(path, needed)
-    trailer = decode_trailer(tail, size, path)
+    trailer, size = trailer_of(location.io, path, (tail, size))
     check_store(trailer, store_of_path(location.store, name), path)
     for ref in trailer.files:
         store_of_path(location.store, ref.path)
     return PublishedFile(make_ref(name, trailer, size), trailer)
+
+
+def trailer_of(io: FileIO, path: str, end: tuple[bytes, int] | None = None) -> tuple[Trailer, int]:
+    """Return the trailer of a file, and its size in bytes; errors as `read_trailer`.
+
+    Args:
+        io: Its storage.
+        path: The file there.
+        end: Its last bytes and its size, where they were read.
+    """
+    tail, size = end or io.read_tail(path, TAIL_BYTES)
+    needed = trailer_length(tail, size, path) + END_LENGTH
+    if needed > len(tail):
+        tail, size = io.read_tail(path, needed)
+    return decode_trailer(tail, size, path), size
 
 
 def _is_same(known: PublishedFile, name: str, tail: bytes, size: int) -> bool:

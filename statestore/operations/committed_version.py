@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from statestore.checkpoint.trailers import PublishedFile
-    from statestore.codec.references import StoreName
+    from statestore.codec.references import FileRef, StoreName
     from statestore.core.ids import IdSource
     from statestore.operations.checkpoint import OpenCheckpoint
 
@@ -105,12 +105,11 @@ class CommittedVersion:
         }
         return is_single(name, of[min(of)].column_families, of)
 
-    def state_files(self, store: StoreName) -> tuple[tuple[str, int], ...]:
-        """Return path on the state's storage and size of the files that make a store's version."""
+    def state_files(self, store: StoreName) -> tuple[tuple[str, FileRef], ...]:
+        """Return the files that make a store's version: path on the state's storage, reference."""
         head = self.heads[store]
         location = self.checkpoint.location(store)
-        refs = head.chain
-        return tuple((location.path(ref.path), ref.size) for ref in refs)
+        return tuple((location.path(ref.path), ref) for ref in head.chain)
 
     def pinned(self, ids: IdSource) -> AbstractContextManager[None]:
         """Hold the version's state files back from retention within a block, as `pins.pinned`.
@@ -128,7 +127,8 @@ class CommittedVersion:
     def state_bytes(self, stores: Iterable[StoreName] | None = None) -> int:
         """Return the bytes of the files that make some stores, or all; shared ones once."""
         wanted = self.heads if stores is None else stores
-        return sum(dict(file for store in wanted for file in self.state_files(store)).values())
+        files = dict(file for store in wanted for file in self.state_files(store))
+        return sum(ref.size for ref in files.values())
 
 
 def find_version(

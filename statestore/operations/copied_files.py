@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint import operator_metadata
-from statestore.checkpoint.layout import parse_rescale_ref_name, parse_state_file_name
+from statestore.checkpoint.layout import parse_rescale_ref_name
+from statestore.checkpoint.lineage import check_ref
 from statestore.checkpoint.query_log import write_text
+from statestore.checkpoint.trailers import trailer_of
 from statestore.codec.sealed_file import SealedFile
 from statestore.core.errors import NotFoundError
 from statestore.io.local import named_errors
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from statestore.checkpoint.query_log import CommitEntry, OffsetsEntry
-    from statestore.codec.references import StoreName
+    from statestore.codec.references import FileRef, StoreName
     from statestore.io.file_io import FileIO
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.committed_version import CommittedVersion
@@ -28,11 +30,21 @@ if TYPE_CHECKING:
 _MAX_COPIES_AT_ONCE = 8
 
 
-def copy_file(source: FileIO, path: str, target: NewDirectory, new_path: str) -> None:
+def copy_file(
+    source: FileIO, path: str, target: NewDirectory, new_path: str, ref: FileRef | None = None
+) -> None:
     """Copy a file to any storage, durably; a state file is checked first.
+
+    Args:
+        source: Storage of the file.
+        path: The file there.
+        target: The directory that is to have it.
+        new_path: Where it shall appear there.
+        ref: The reference that names a state file; None of any other.
 
     Raises:
         CorruptionError: It is a damaged state file.
+        FencedError: It is another state file by now, as after a promote (kind lineage-broken).
         NotFoundError: It is not there.
         StorageError: A storage failed.
     """
@@ -48,19 +60,28 @@ def copy_file(source: FileIO, path: str, target: NewDirectory, new_path: str) ->
             file=path,
             to_fix="copy a newer version",
         ) from error
-    if parse_state_file_name(posixpath.basename(path)) is not None:
+    if ref is not None:
         with named_errors("check a copy", copy):
-            SealedFile(copy, path).verify()
+            sealed = SealedFile(copy, path)
+            check_ref(sealed.trailer, ref, path)
+            sealed.verify()
     target.io.publish(copy, new_path, sync=True, overwrite=True)
 
 
-def link_file(source: FileIO, path: str, target: NewDirectory, new_path: str) -> None:
-    """Let a file appear in a directory, by a link where the storages share; as `copy_file`."""
+def link_file(
+    source: FileIO, path: str, target: NewDirectory, new_path: str, ref: FileRef | None = None
+) -> None:
+    """Let a file appear in a directory, by a link where the storages share; as `copy_file`.
+
+    Of a state file that is shared the trailer alone is checked: one request more, at the new path.
+    """
     if not target.io.shares(source, path, new_path):
-        copy_file(source, path, target, new_path)
+        copy_file(source, path, target, new_path, ref)
         return
     target.io.make_directory(posixpath.dirname(new_path))
     target.io.link(path, new_path, sync=True)
+    if ref is not None:
+        check_ref(trailer_of(target.io, new_path)[0], ref, path)
 
 
 def copy_state(
@@ -70,7 +91,7 @@ def copy_state(
     state_io_root: str,
     add_done: Callable[[int], None],
     *,
-    copy: Callable[[FileIO, str, NewDirectory, str], None] = copy_file,
+    copy: Callable[[FileIO, str, NewDirectory, str, FileRef | None], None] = copy_file,
 ) -> None:
     """Copy the state files of some stores as they are, to the same place below another root.
 
@@ -84,21 +105,23 @@ def copy_state(
 
     Raises:
         NotFoundError: A file was deleted meanwhile.
-        CorruptionError, StorageError: A storage failed.
+        FencedError: A file was replaced meanwhile, so that the version is not whole any more.
+        CorruptionError, StorageError: A file is damaged, or a storage failed.
     """
     checkpoint = version.checkpoint
     stores = list(stores)
-    files: dict[str, tuple[FileIO, str, int]] = {}
+    files: dict[str, tuple[FileIO, str, int, FileRef | None]] = {}
     for store in stores:
         location = checkpoint.location(store)
-        found = [*version.state_files(store), *_references(version, store)]
-        for path, size in found:
-            files[posixpath.relpath(path, location.root)] = location.io, path, size
+        for path, ref in version.state_files(store):
+            files[posixpath.relpath(path, location.root)] = location.io, path, ref.size, ref
+        for path, size in _references(version, store):
+            files[posixpath.relpath(path, location.root)] = location.io, path, size, None
     with ThreadPoolExecutor(_MAX_COPIES_AT_ONCE) as pool:
 
         def copy_one(below: str) -> int:
-            io, path, size = files[below]
-            copy(io, path, target, f"{state_io_root}/{below}")
+            io, path, size, ref = files[below]
+            copy(io, path, target, f"{state_io_root}/{below}", ref)
             return size
 
         for size in pool.map(copy_one, files):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -75,6 +76,7 @@ class Copy(Generic[Told]):
             operator ID; all that Spark has of such an operator is in `files`.
         conf: Settings that entries of the offset log pin otherwise than the version's.
         ask: Called before what cannot be undone; a raise prevents it.
+        pins: Whether the version is held back from retention meanwhile.
     """
 
     operation: str
@@ -93,6 +95,7 @@ class Copy(Generic[Told]):
     remade: Mapping[int, Sequence[str]] = field(default_factory=dict)
     conf: Mapping[str, str] = field(default_factory=dict)
     ask: Callable[[], None] = unasked
+    pins: bool = True
 
     @property
     def source(self) -> OpenCheckpoint:
@@ -185,7 +188,7 @@ class Copy(Generic[Told]):
                 read, a storage failed, or another process began the directory anew.
         """
         with (
-            self.version.pinned(self.target.ids),
+            self.version.pinned(self.target.ids) if self.pins else nullcontext(),
             begin_directory(self.target, self.operation, self.source.uri, self.ask) as target,
         ):
             # First, since nothing pins them.

@@ -7,14 +7,16 @@ Queries over Spark's own providers have none: `same_batches` tells afterwards wh
 from __future__ import annotations
 
 import logging
+import posixpath
 import threading
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.layout import parse_lease_name
+from statestore.checkpoint.layout import parse_lease_name, parse_pin_name
 from statestore.checkpoint.lease import INTERVALS, Holder, Lease, Leases
 from statestore.checkpoint.lease_watch import await_end
+from statestore.checkpoint.pins import LASTS_MS
 from statestore.checkpoint.placement import require_own_state
 from statestore.checkpoint.query_log import QueryLog
 from statestore.core.clock import SystemClock
@@ -24,11 +26,11 @@ from statestore.core.options import StateStoreOptions
 from statestore.core.process import find_process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from statestore.checkpoint.lease import QueryProgress
     from statestore.core.clock import Clock
-    from statestore.io.file_io import FileIO
+    from statestore.io.file_io import FileInfo, FileIO
     from statestore.operations.checkpoint import OpenCheckpoint
 
 logger = logging.getLogger(__name__)
@@ -208,6 +210,28 @@ def require_directory_not_in_use(io: FileIO, path: str, clock: Clock) -> None:
     """Do what `require_not_in_use` does for a checkpoint directory that may be unfinished."""
     leases = Leases(io, f"{path}/state")
     await_end(leases, leases.list(), 0, path, clock)
+
+
+def require_no_pins(checkpoint: OpenCheckpoint, files: Iterable[FileInfo]) -> None:
+    """Check that nobody reads files that are to be deleted, as far as pins tell.
+
+    Args:
+        checkpoint: The checkpoint.
+        files: What is listed of it, with pins of versions whose files are to be deleted.
+
+    Raises:
+        InUseError: Somebody does.
+    """
+    now_ms = checkpoint.clock.now_ms()
+    pins = [info for info in files if parse_pin_name(posixpath.basename(info.name)) is not None]
+    for info in pins:
+        if now_ms - info.modified_ms <= LASTS_MS:
+            raise InUseError(
+                "somebody reads the files: a copy that is being made, or SQL",
+                checkpoint=checkpoint.uri,
+                pin=info.name,
+                to_fix="wait for it; where its process has died, an hour",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from statestore.backends.form import Work
     from statestore.checkpoint.trailers import PublishedFile
+    from statestore.codec.references import FileRef
     from statestore.io.file_io import FileIO, TreeFileIO
     from statestore.io.place import Place
     from statestore.operations.checkpoint import OpenCheckpoint
@@ -164,8 +165,10 @@ class Copied(Pass):
         copy_state(state.version, own, target, state.root, state.progress.add, copy=self._copy_file)
         return {store: state.version.heads[store] for store in own}
 
-    def _copy_file(self, source: FileIO, path: str, target: NewDirectory, new_path: str) -> None:
-        copy_file(source, path, target, new_path)
+    def _copy_file(
+        self, source: FileIO, path: str, target: NewDirectory, new_path: str, ref: FileRef | None
+    ) -> None:
+        copy_file(source, path, target, new_path, ref)
 
 
 @dataclass(frozen=True)
@@ -209,8 +212,10 @@ class Linked(Copied):
         """Whether the storage has no byte more."""
         return self.is_shared
 
-    def _copy_file(self, source: FileIO, path: str, target: NewDirectory, new_path: str) -> None:
-        link_file(source, path, target, new_path)
+    def _copy_file(
+        self, source: FileIO, path: str, target: NewDirectory, new_path: str, ref: FileRef | None
+    ) -> None:
+        link_file(source, path, target, new_path, ref)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from statestore.core.errors import (
 )
 from statestore.io import storage
 from statestore.io.local import LocalFileIO
+from statestore.operations import copied_files
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.in_use import exclusive_use
 from statestore.operations.metadata_file import mark_unfinished, unfinished_operation
@@ -40,7 +41,7 @@ from tests.checkpoints import files_below
 from tests.fault_io import Fault, FaultFileIO
 from tests.faults.steps import CHANGES, Killer, Still, processes
 from tests.made_trials import tried_with_rows
-from tests.seams import place_of
+from tests.seams import at, place_of
 
 FAULTS = (*CHANGES, "delete_tree", "link", "make_directory")
 
@@ -470,6 +471,75 @@ def test_promote_of_another_trial_is_not_taken_for_ones_own(made, tmp_path):
         world.trial.promote(world.root / "before")
 
     assert world.trial.result.state == "promoting"
+
+
+def copy_beside(world, how, monkeypatch, meanwhile):
+    """Copy the checkpoint; when the files of state partition 0 are copied, do something once."""
+    monkeypatch.setattr(copied_files, "_MAX_COPIES_AT_ONCE", 1)
+    acts = [meanwhile]
+
+    class Acting(LocalFileIO):
+        def fetch(self, path):
+            self._act(path)
+            return super().fetch(path)
+
+        def link(self, path, new_path, *, sync):
+            self._act(path)
+            super().link(path, new_path, sync=sync)
+
+        def _act(self, path):
+            if "/checkpoint/state/0/1/" in path and ".delta." in path and acts:
+                acts.pop()()
+
+    source, new = at(str(world.root / "checkpoint"), io=Acting()), world.root / "copy"
+    try:
+        if how == "branch":
+            source.branch(at(str(new), io=Acting()))
+        else:
+            source.savepoint(new, form=how)
+    finally:
+        assert not acts
+
+
+@pytest.mark.parametrize("how", ["native", "branch"])
+def test_copy_that_a_promote_overtakes_is_never_half_of_each(made, tmp_path, monkeypatch, how):
+    """Catches a savepoint of old and new rows, finished and found whole by `verify`."""
+    original, old, new = made
+    world = World(original, tmp_path / "world")
+
+    def promote():  # as where the storage takes no pins
+        for pin in (world.root / "checkpoint").rglob("*.pin"):
+            pin.unlink()
+        world.trial.promote(world.root / "before")
+
+    if how == "branch":
+        with pytest.raises((FencedError, NotFoundError), match=r"lineage-broken|file-not-found"):
+            copy_beside(world, how, monkeypatch, promote)
+        assert unfinished_operation(LocalFileIO(), str(world.root / "copy")) == "branch"
+    else:  # a savepoint is begun anew, as after an expiry
+        copy_beside(world, how, monkeypatch, promote)
+        assert read_checkpoint(str(world.root / "copy")) == new
+
+    assert world.stands == new
+    assert read_checkpoint(str(world.root / "before")) == old
+
+
+@pytest.mark.parametrize("how", ["native", "branch"])
+def test_promote_is_refused_while_a_copy_is_made(made, tmp_path, monkeypatch, how):
+    """Catches a copy that fails since the files that it holds back are deleted."""
+    original, old, new = made
+    world = World(original, tmp_path / "world")
+
+    def promote():
+        for dry_run in (True, False):
+            with pytest.raises(InUseError, match="somebody reads the files"):
+                world.trial.promote(world.root / "before", dry_run=dry_run)
+
+    copy_beside(world, how, monkeypatch, promote)
+
+    assert read_checkpoint(str(world.root / "copy")) == world.stands == old
+    world.trial.promote(world.root / "before")
+    assert world.stands == new
 
 
 @pytest.mark.parametrize("checkpoint", ["s3://bucket", "s3a://bucket/"])

@@ -21,12 +21,10 @@ from statestore.checkpoint.layout import (
     parse_state_file_name,
     store_directory,
 )
-from statestore.checkpoint.pins import oldest_to_retain
 from statestore.codec.rows import pick
 from statestore.codec.sealed_file import map_file
 from statestore.core.errors import (
     CorruptionError,
-    InUseError,
     InvalidArgumentError,
     NotFoundError,
 )
@@ -52,6 +50,7 @@ from statestore.operations.full_state import (
     dealt_anew,
     write_full_state,
 )
+from statestore.operations.in_use import require_no_pins
 from statestore.operations.result import no_progress
 from statestore.operations.states import read_rows
 from statestore.operations.step import step
@@ -181,7 +180,7 @@ class Forgetting:
         Guarantee and errors as `Checkpoint.forget`.
         """
         result, certificate = self.result, self._described()
-        self._require_no_pins(None if self.found else certificate.version)
+        self._require_unread(None if self.found else certificate.version)
         options = {
             "operator": self.operator,
             "num_keys": certificate.num_keys,
@@ -323,25 +322,13 @@ class Forgetting:
             for batch in delete_batches(names):
                 location.io.delete_files(location.directory, batch)
 
-    def _require_no_pins(self, most: int | None) -> None:
+    def _require_unread(self, most: int | None) -> None:
         """Check that nobody reads files that are to be deleted: up to a version, or all."""
-        checkpoint = self.checkpoint
-        version = self._version.version
         for store in filter(self._is_own, self._version.heads):
-            location = checkpoint.location(store)
-            files = [
-                info
-                for info in location.io.list(location.directory)
-                if parse_pin_name(info.name) is not None and _is_up_to(info.name, most)
-            ]
-            _, expired = oldest_to_retain(version, version, files, checkpoint.clock.now_ms())
-            if len(expired) < len(files):
-                raise InUseError(
-                    "somebody reads the files: a copy that is being made, or SQL",
-                    checkpoint=checkpoint.uri,
-                    store=str(store),
-                    to_fix="wait for it; where its process has died, an hour",
-                )
+            location = self.checkpoint.location(store)
+            listed = location.io.list(location.directory)
+            files = [info for info in listed if _is_up_to(info.name, most)]
+            require_no_pins(self.checkpoint, files)
 
     def _write(self, progress: Progress) -> dict[StoreName, PublishedFile]:
         heads = self._version.heads

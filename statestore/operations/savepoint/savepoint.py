@@ -11,12 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from statestore.codec.joined_trailers import add_counts
 from statestore.core.errors import (
     CorruptionError,
+    FencedError,
     IncompatibleError,
     InvalidArgumentError,
     NotFoundError,
@@ -52,6 +53,8 @@ _FORM = re.compile("canonical|native")
 _BACKEND = re.compile("|".join(PROVIDERS))
 _QUERY_ID = re.compile(f"({QUERY_ID.pattern})?")
 _ATTEMPTS = 5
+_OF_GONE = ("file-not-found", "version-not-found", "lineage-broken")
+"""Kinds of errors of a version that was expired meanwhile, or replaced by a promote."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -152,21 +155,21 @@ def take_savepoint(
     *,
     version: int | None = None,
     form: SavepointForm = "canonical",
+    pins: bool = True,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> CopyResult[Made]:
     """Take a savepoint, as `decide_savepoint` decides and `Copy.make` makes it.
 
-    Arguments as of these; guarantee and errors as `Checkpoint.savepoint`.
+    Arguments as of these, and of `Copy`; guarantee and errors as `Checkpoint.savepoint`.
     """
     for attempt in range(_ATTEMPTS):
         try:
             with open_checkpoint(place) as source:
                 copy = decide_savepoint(source, destination, version=version, form=form)
-                return copy.make(made, dry_run=dry_run, progress=progress)
-        except NotFoundError as error:
-            is_expiring = error.kind in ("file-not-found", "version-not-found")
-            if version is not None or not is_expiring or attempt == _ATTEMPTS - 1:
+                return replace(copy, pins=pins).make(made, dry_run=dry_run, progress=progress)
+        except (NotFoundError, FencedError) as error:
+            if version is not None or error.kind not in _OF_GONE or attempt == _ATTEMPTS - 1:
                 raise
     raise AssertionError("unreachable")
 

@@ -30,7 +30,12 @@ from statestore.io.storage import is_same_directory
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.committed_version import find_version
 from statestore.operations.copying import same_shape
-from statestore.operations.in_use import exclusive_directory, exclusive_use, require_not_in_use
+from statestore.operations.in_use import (
+    exclusive_directory,
+    exclusive_use,
+    require_no_pins,
+    require_not_in_use,
+)
 from statestore.operations.metadata_file import (
     mark_unfinished,
     new_query_id,
@@ -84,8 +89,8 @@ def replace_by_branch(
     time.
 
     Raises:
-        InUseError: A query or another operation is at the checkpoint, or another call has changed
-            the record.
+        InUseError: A query or another operation is at the checkpoint, or somebody reads it; or
+            another call has changed the record.
         InvalidArgumentError: The query has run since, or something else is where the savepoint
             goes.
         NotFoundError, CorruptionError, StorageError: What is there cannot be read, or a storage
@@ -116,6 +121,7 @@ def replace_by_branch(
             _keep(place, savepoint, record, progress=progress)
             old = stack.enter_context(open_checkpoint(place))
             use = stack.enter_context(exclusive_use(old, PROMOTE))
+            _require_unread(old)
             with open_checkpoint(branch) as now:  # somebody may have begun the trial anew
                 require_same_input(old, now, record.version)
             of_branch.require_held()
@@ -139,6 +145,7 @@ def check_replaceable(record: Record, place: Place, branch: Place, savepoint: Pl
     with open_checkpoint(branch) as source, open_checkpoint(place) as old:
         require_same_input(old, source, record.version)
         require_not_in_use(old)
+        _require_unread(old)
     _keep(place, savepoint, record, dry_run=True)
 
 
@@ -199,9 +206,16 @@ def _keep(
         lambda _: None,
         version=record.version,
         form="native",
+        # The query is stopped; and pins of a call that was killed would keep the next one away.
+        pins=False,
         dry_run=dry_run,
         progress=progress,
     )
+
+
+def _require_unread(old: OpenCheckpoint) -> None:
+    """Check that nobody reads what is to be replaced; errors as `require_no_pins`."""
+    require_no_pins(old, old.state_io.list_tree(old.state_root))
 
 
 def _lineages(checkpoint: OpenCheckpoint, version: int) -> dict[StoreName, str]:
