@@ -212,14 +212,14 @@ class Trial(Shown):
         """
         with self._open() as (io, path):
             record = self._record(io, path)
-            puts_back = self._puts_back(io, path, record)
+            puts_back = self._puts_back(record)
             decided = Drop(
                 trial=self.uri, checkpoint=record.checkpoint, puts_back=puts_back, done=False
             )
             if dry_run:
                 return decided
             if puts_back:
-                self._put_back(io, path, record)
+                decided = replace(decided, puts_back=self._put_back(io, path, record))
             self._require_not_in_use(io, path)
             with alone_with(io, path, record, _DROP, self._reach.place.clock):
                 write_record(io, path, record, state=State.DROPPING)
@@ -230,14 +230,11 @@ class Trial(Shown):
                     io.delete_tree(path)
         return replace(decided, done=True)
 
-    def _puts_back(self, io: TreeFileIO, path: str, record: Record) -> bool:
+    def _puts_back(self, record: Record) -> bool:
         """Return whether the old is put back, by the record and by what the checkpoint says."""
-        if record.state is State.PROMOTING:
-            return True
         if record.state > State.PROMOTING:  # what is under way there is another's
             return False
-        place = self._reach.beside(record.checkpoint).place
-        is_begun = any(info.name == HISTORY for info in io.list(path)) and is_between(place)
+        is_begun = is_between(record, self._reach.beside(record.checkpoint).place)
         if is_begun and not record.savepoint:
             raise InvalidArgumentError(
                 "a promote of the trial was begun and not finished, and its record does not say "
@@ -251,13 +248,14 @@ class Trial(Shown):
             )
         return is_begun
 
-    def _put_back(self, io: TreeFileIO, path: str, record: Record) -> None:
-        try:
+    def _put_back(self, io: TreeFileIO, path: str, record: Record) -> bool:
+        history = b""  # a promote that has ended meanwhile has deleted it
+        with suppress(NotFoundError):
             history = read_bytes(io, f"{path}/{HISTORY}")
-        except NotFoundError:
-            return  # it was killed before it changed anything
-        place = self._reach.beside(record.checkpoint).place
-        put_back(record, place, self._reach.beside(record.savepoint).place, history)
+        place, old = (
+            self._reach.beside(uri).place for uri in (record.checkpoint, record.savepoint)
+        )
+        return put_back(record, self.uri, place, old, history)
 
     def _check_approved(self, record: Record, *, accept: bool) -> None:
         fields = {"trial": self.uri, "state": record.state.name.lower()}

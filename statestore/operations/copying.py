@@ -77,6 +77,7 @@ class Copy(Generic[Told]):
         conf: Settings that entries of the offset log pin otherwise than the version's.
         ask: Called before what cannot be undone; a raise prevents it.
         pins: Whether the version is held back from retention meanwhile.
+        says: What `metadata` says beside, until the directory is whole.
     """
 
     operation: str
@@ -96,6 +97,7 @@ class Copy(Generic[Told]):
     conf: Mapping[str, str] = field(default_factory=dict)
     ask: Callable[[], None] = unasked
     pins: bool = True
+    says: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def source(self) -> OpenCheckpoint:
@@ -189,7 +191,9 @@ class Copy(Generic[Told]):
         """
         with (
             self.version.pinned(self.target.ids) if self.pins else nullcontext(),
-            begin_directory(self.target, self.operation, self.source.uri, self.ask) as target,
+            begin_directory(
+                self.target, self.operation, self.source.uri, self.ask, self.says
+            ) as target,
         ):
             # First, since nothing pins them.
             copy_spark_files(self.version, target, self._rename)

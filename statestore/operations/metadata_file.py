@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 METADATA_NAME = "metadata"
 QUERY_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """A UUID, as Spark writes it."""
+TRIAL = "trial"
+"""Field with the URI of the trial whose branch takes the place of a checkpoint."""
 DELETE = "delete"
 """The operation that is under way in a savepoint which is being deleted."""
 _KEY = "statestore"
@@ -139,14 +141,18 @@ def check_finished(fields: dict[str, Any] | None, uri: str) -> None:
         NotFoundError: It is (kind unfinished-operation).
     """
     if fields and _UNFINISHED in fields:
-        operation = fields[_UNFINISHED]
+        operation, trial = fields[_UNFINISHED], fields.get(TRIAL)
         raise NotFoundError(
             "the directory was begun and not finished",
             kind="unfinished-operation",
             directory=uri,
             operation=operation,
+            **({} if trial is None else {TRIAL: trial}),
             to_fix="delete the rest of it, unless somebody is deleting it now"
             if operation == DELETE
+            else f"wait for that command; when it was killed, promote or drop the trial {trial} "
+            "first: `statestore drop TRIAL --yes` puts the old checkpoint back"
+            if trial is not None
             else "wait for that command, or repeat it when it was killed: it begins anew",
         )
 
@@ -161,15 +167,21 @@ def unfinished_operation(io: FileIO, directory: str) -> str | None:
     return None if fields is None else fields.get(_UNFINISHED)
 
 
-def mark_unfinished(io: FileIO, directory: str, operation: str) -> None:
+def mark_unfinished(io: FileIO, directory: str, operation: str, **fields: object) -> None:
     """Have a whole directory say that an operation began it: it is that operation's to clear.
+
+    Args:
+        io: Its storage.
+        directory: The directory there.
+        operation: The operation.
+        fields: What else it says.
 
     Guarantee: on return no query starts from it, and it is no savepoint, durably.
 
     Raises:
         StorageError: The storage failed.
     """
-    mark = unfinished_metadata(operation)
+    mark = unfinished_metadata(operation, **fields)
     write_text(io, f"{directory}/{METADATA_NAME}", mark, overwrite=True)
 
 

@@ -44,7 +44,7 @@ from statestore.operations.metadata_file import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Set
+    from collections.abc import Callable, Iterator, Mapping, Set
 
     from statestore.core.clock import Clock
     from statestore.core.ids import IdSource
@@ -166,7 +166,11 @@ def _begun_anew(uri: str) -> FencedError:
 
 @contextmanager
 def begin_directory(
-    place: Place, operation: str, source: str, ask: Callable[[], None] = unasked
+    place: Place,
+    operation: str,
+    source: str,
+    ask: Callable[[], None] = unasked,
+    says: Mapping[str, str] | None = None,
 ) -> Iterator[NewDirectory]:
     """Begin a new checkpoint or savepoint, or begin one anew that was never finished.
 
@@ -176,6 +180,7 @@ def begin_directory(
         source: The checkpoint or savepoint that it is made of: a path or a URI.
         ask: Called before what cannot be undone, such as each request that clears; a raise
             prevents it.
+        says: What `metadata` says beside, until the directory is whole.
 
     Guarantee: until `NewDirectory.finish` returns, no query starts from the directory and nothing
     takes it for a savepoint. Only a directory that says, directly before, that this very operation
@@ -193,7 +198,7 @@ def begin_directory(
         io, path = place.open(f"{work}/fetched")
         before = _read_metadata_bytes(io, path)
         was_begun = check_new(io, path, uri, operation, source)
-        mark = unfinished_metadata(operation, attempt=ids.new_id())
+        mark = unfinished_metadata(operation, attempt=ids.new_id(), **(says or {}))
         io.make_directory(path)
 
         def ask_first() -> None:
@@ -312,9 +317,9 @@ def check_new(io: TreeFileIO, path: str, uri: str, operation: str, source: str) 
             directory=uri,
             begun=begun,
             asked=operation,
-            to_fix="let the promote end, or repeat it; `statestore drop TRIAL --yes` puts the old "
+            to_fix=f"let the {begun} end, or repeat it; `statestore drop TRIAL --yes` puts the old "
             "checkpoint back. Name another directory"
-            if begun == "promote"
+            if begun in ("promote", "drop")
             else f"let the {begun} end, or delete the directory when it was killed "
             "and is not to be done again",
         )

@@ -39,7 +39,7 @@ from statestore.operations.trial.replacing import put_back, replace_by_branch
 from statestore.testing.checkpoints import QUERY_ID, read_checkpoint
 from tests.checkpoints import files_below
 from tests.fault_io import Fault, FaultFileIO
-from tests.faults.steps import CHANGES, Killer, Still, processes
+from tests.faults.steps import CHANGES, Killer, Stepped, Still, processes
 from tests.made_trials import tried_with_rows
 from tests.seams import at, place_of
 
@@ -77,6 +77,7 @@ class World:
         directory = str(self.root / "trial")
         put_back(
             read_record(LocalFileIO(), directory),
+            directory,
             place_of(str(self.root / "checkpoint"), io=io, clock=clock),
             place_of(str(self.root / "before"), io=io),
             (self.root / "trial" / HISTORY).read_bytes(),
@@ -540,6 +541,92 @@ def test_promote_is_refused_while_a_copy_is_made(made, tmp_path, monkeypatch, ho
     assert read_checkpoint(str(world.root / "copy")) == world.stands == old
     world.trial.promote(world.root / "before")
     assert world.stands == new
+
+
+class _DeathError(Exception):
+    """The promote ends here."""
+
+
+def killed_when(original, root, is_there):
+    """A world whose promote ends before its first change after which something is so."""
+    world = World(original, root)
+
+    def before(_):
+        if is_there(world):
+            raise _DeathError
+
+    with pytest.raises(_DeathError):
+        world.promote(Stepped(before))
+    world.end_process()
+    return world
+
+
+def is_promoting(world):
+    """Whether a promote is to change the checkpoint next, or has."""
+    return (world.root / "trial" / HISTORY).exists() and world.trial.result.state == "promoting"
+
+
+def test_drop_says_whether_the_old_came_back(made, tmp_path):
+    """Catches a drop that says the checkpoint is the old, where the promote had ended or not begun.
+
+    The record says PROMOTING in all three.
+    """
+    original, old, new = made
+    for stands, puts_back in ((new, False), ("refused", True), (old, False)):
+        world = killed_when(
+            original,
+            tmp_path / "world",
+            lambda world, stands=stands: is_promoting(world) and world.stands == stands,
+        )
+        plan = world.trial.drop(dry_run=True)
+        done = world.trial.drop()
+
+        assert plan.puts_back is done.puts_back is puts_back
+        assert ("becomes the old again" in str(done)) is puts_back
+        assert world.stands == (new if stands == new else old)
+        world.check_whole()
+
+
+def test_promote_that_was_begun_is_another_trials_to_end(made, tmp_path):
+    """Catches a checkpoint that is set back by a trial of long ago, killed before it changed it."""
+    original, old, new = made
+    world = killed_when(original, tmp_path / "world", is_promoting)
+    assert world.stands == old
+    half = killed_when(original, tmp_path / "half", lambda it: it.stands == "refused")
+    stale = half.root / "stale"
+    shutil.copytree(world.root / "trial", stale)
+    record = read_record(LocalFileIO(), str(stale))
+    of_another = {"attempt": "0" * 32, "checkpoint": str(half.root / "checkpoint")}
+    write_record(LocalFileIO(), str(stale), record, **of_another)
+    left = files_below(half.root / "checkpoint")
+
+    with pytest.raises(NotFoundError, match="unfinished-operation") as error:
+        Trial(stale).promote()
+    assert error.value.fields["trial"] == half.trial.uri
+    assert half.trial.uri in str(error.value)
+    assert not Trial(stale).drop(dry_run=True).puts_back
+    Trial(stale).drop()
+    assert files_below(half.root / "checkpoint") == left
+    half.trial.promote()
+
+    assert half.stands == new
+
+
+def test_restore_that_was_killed_is_no_promote(made, tmp_path):
+    """Catches a new checkpoint of the user's that a promote or drop takes for its own."""
+    original, old, _ = made
+    world = killed_when(original, tmp_path / "world", is_promoting)
+    checkpoint = world.root / "checkpoint"
+    shutil.rmtree(checkpoint)
+    checkpoint.mkdir()
+    mark_unfinished(LocalFileIO(), str(checkpoint), "restore")
+
+    with pytest.raises(NotFoundError, match=r"unfinished-operation.*operation='restore'"):
+        world.trial.promote()
+    assert not world.trial.drop().puts_back
+
+    assert world.stands == "refused"
+    assert read_checkpoint(str(world.root / "before")) == old
 
 
 @pytest.mark.parametrize("checkpoint", ["s3://bucket", "s3a://bucket/"])

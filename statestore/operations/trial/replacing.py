@@ -16,6 +16,7 @@ tried. Between, the old is whole in the savepoint and the new in the branch.
 
 from __future__ import annotations
 
+import posixpath
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -37,10 +38,11 @@ from statestore.operations.in_use import (
     require_not_in_use,
 )
 from statestore.operations.metadata_file import (
+    TRIAL,
     mark_unfinished,
     new_query_id,
     query_metadata,
-    unfinished_operation,
+    try_read_metadata,
 )
 from statestore.operations.passes import Linked
 from statestore.operations.result import no_progress
@@ -50,6 +52,8 @@ from statestore.operations.trial.branching import require_same_input
 from statestore.operations.trial.record import HISTORY, State, write_record
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from statestore.codec.references import StoreName
     from statestore.io.file_io import TreeFileIO
     from statestore.io.place import Place
@@ -60,9 +64,9 @@ if TYPE_CHECKING:
     from statestore.operations.trial.record import Record
 
 PROMOTE = "promote"
-_PUT_BACK = "restore"
-_BETWEEN = (PROMOTE, _PUT_BACK)
-"""Operations that began a checkpoint which is neither the old nor the new."""
+_PUT_BACK = "drop"
+_ATTEMPT = "trial_attempt"
+"""Field of `metadata` with the attempt of the trial whose promote was begun."""
 
 
 def replace_by_branch(
@@ -93,8 +97,9 @@ def replace_by_branch(
             another call has changed the record.
         InvalidArgumentError: The query has run since, or something else is where the savepoint
             goes.
-        NotFoundError, CorruptionError, StorageError: What is there cannot be read, or a storage
-            failed.
+        NotFoundError: The promote of another trial was begun and not finished (kind
+            unfinished-operation); or what is there cannot be read.
+        CorruptionError, StorageError: What is there cannot be read, or a storage failed.
     """
     io, directory = trial
     history = f"{directory}/{HISTORY}"
@@ -103,16 +108,17 @@ def replace_by_branch(
         source = stack.enter_context(open_checkpoint(branch))
         of_branch = stack.enter_context(exclusive_use(source, PROMOTE))
         require_unchanged(io, directory, record)
-        if record.state is State.PROMOTING and unfinished_operation(there, path) in _BETWEEN:
+        says = {TRIAL: posixpath.dirname(branch.uri), _ATTEMPT: record.attempt}
+        if record.state is State.PROMOTING and _is_begun(record, there, path):
             lease = exclusive_directory(there, path, PROMOTE, clock=place.clock)
             use = stack.enter_context(lease)
-            if unfinished_operation(there, path) not in _BETWEEN:  # somebody was quicker
+            if not _is_begun(record, there, path):  # somebody was quicker
                 raise InUseError(
                     "a drop of the trial has put the old back meanwhile",
                     checkpoint=place.uri,
                     to_fix="drop the trial again, to end that; or try the code again",
                 )
-            mark_unfinished(GuardedFileIO(there, use.require_held), path, PROMOTE)
+            mark_unfinished(GuardedFileIO(there, use.require_held), path, PROMOTE, **says)
         elif _is_replaced(branch, _read(io, history), _read(there, history_path(path))):
             write_record(io, directory, record, state=State.PROMOTED)
             return
@@ -131,8 +137,8 @@ def replace_by_branch(
             )
             before = _read(there, history_path(path)) or b""
             write_bytes(io, history, before, overwrite=True)
-            mark_unfinished(GuardedFileIO(there, use.require_held), path, PROMOTE)
-        _fill(record, place, branch, read_bytes(io, history), PROMOTE, use, progress)
+            mark_unfinished(GuardedFileIO(there, use.require_held), path, PROMOTE, **says)
+        _fill(record, place, branch, read_bytes(io, history), PROMOTE, use, says, progress)
         write_record(io, directory, record, state=State.PROMOTED)
 
 
@@ -149,32 +155,50 @@ def check_replaceable(record: Record, place: Place, branch: Place, savepoint: Pl
     _keep(place, savepoint, record, dry_run=True)
 
 
-def is_between(place: Place) -> bool:
-    """Return whether a promote of a checkpoint was begun and not finished, nor taken back.
+def is_between(record: Record, place: Place) -> bool:
+    """Return whether the promote of a trial was begun and not finished, nor taken back.
 
     Raises:
         StorageError: The storage failed.
     """
     with temporary_directory() as fetched:
-        return unfinished_operation(*place.open(fetched)) in _BETWEEN
+        return _is_begun(record, *place.open(fetched))
 
 
-def put_back(record: Record, place: Place, savepoint: Place, history: bytes) -> None:
-    """Put the old back where a promote was begun and not finished.
+def _is_begun(record: Record, io: TreeFileIO, path: str) -> bool:
+    """Return whether a checkpoint is neither the old nor the new of this trial, nor another's."""
+    _, fields = try_read_metadata(io, path)
+    return fields is not None and fields.get(_ATTEMPT) == record.attempt
+
+
+def put_back(record: Record, trial: str, place: Place, savepoint: Place, history: bytes) -> bool:
+    """Put the old back where the promote of a trial was begun and not finished.
+
+    Args:
+        record: The trial's.
+        trial: Its URI.
+        place: The checkpoint.
+        savepoint: The old.
+        history: History of the old.
+
+    Returns:
+        Whether it was begun and not finished; else nothing is done.
 
     Guarantee and errors as `replace_by_branch`, the other way round.
     """
     with ExitStack() as stack:
         there, path = place.open(stack.enter_context(temporary_directory()))
-        if unfinished_operation(there, path) not in _BETWEEN:
-            return
+        if not _is_begun(record, there, path):
+            return False
         find_version(stack.enter_context(open_checkpoint(savepoint)))
         lease = exclusive_directory(there, path, _PUT_BACK, clock=place.clock)
         use = stack.enter_context(lease)
-        if unfinished_operation(there, path) not in _BETWEEN:  # a promote has ended meanwhile
-            return
-        mark_unfinished(GuardedFileIO(there, use.require_held), path, _PUT_BACK)
-        _fill(record, place, savepoint, history, _PUT_BACK, use, no_progress)
+        if not _is_begun(record, there, path):  # a promote has ended meanwhile
+            return False
+        says = {TRIAL: trial, _ATTEMPT: record.attempt}
+        mark_unfinished(GuardedFileIO(there, use.require_held), path, _PUT_BACK, **says)
+        _fill(record, place, savepoint, history, _PUT_BACK, use, says, no_progress)
+    return True
 
 
 def _keep(
@@ -230,6 +254,7 @@ def _fill(
     history: bytes,
     operation: str,
     use: ExclusiveUse,
+    says: Mapping[str, str],
     progress: Progress,
 ) -> None:
     """Make a checkpoint anew that says it is begun, of a branch or a savepoint."""
@@ -252,7 +277,7 @@ def _fill(
         passing = Linked.between(source, place)
         copy = same_shape(operation, version, place, passing, becomes, query_id=record.query_id)
         files = {history_path("")[1:]: history}
-        replace(copy, files=files, ask=use.require_held).run(progress)
+        replace(copy, files=files, ask=use.require_held, says=says).run(progress)
 
 
 def _is_replaced(branch: Place, before: bytes | None, now: bytes | None) -> bool:
