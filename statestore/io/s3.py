@@ -98,7 +98,11 @@ class S3FileIO:
         self._parts = CallPool(PARALLEL_PARTS, thread_name_prefix="s3-part")
         # Now: a thread has the priority of the one that starts it, and a merge has a low one.
         started = threading.Barrier(PARALLEL_PARTS)
-        wait([self._parts.submit(started.wait) for _ in range(PARALLEL_PARTS)])
+        try:
+            wait([self._parts.submit(started.wait) for _ in range(PARALLEL_PARTS)])
+        except BaseException:  # as where no more threads may be
+            started.abort()
+            raise
         self._client = make_client(self._settings)
 
     def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:  # noqa: ARG002

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import boto3
@@ -13,6 +15,7 @@ from botocore.exceptions import (
     ClientError,
     ConnectTimeoutError,
     EndpointConnectionError,
+    HTTPClientError,
     NoCredentialsError,
     PartialCredentialsError,
 )
@@ -34,6 +37,9 @@ _KINDS = (
 """Kind of a request by the first word of its operation; every other one is a put."""
 _NO_UPLOAD = "NoSuchUpload"
 _PASSING = {"ConditionalRequestConflict", "InternalError", "ServiceUnavailable", "SlowDown"}
+_PASSING_STATUS = {429, 500, 502, 503, 504, 509}
+_PASSING_CODES = {"RequestTimeout", "SlowDown", "InternalError", "BadDigest"}
+_MOST_WAIT_S = 20.0
 _NOT_PERMITTED = {"AccessDenied", "ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
 """Codes of credentials that do not do, some of which come with status 400."""
 _NO_MATTER_OF_PERMISSION = {
@@ -63,9 +69,7 @@ def make_client(settings: S3Settings) -> Any:
         InvalidArgumentError: The settings, or the AWS profile, name no server that can be reached.
     """
     config = Config(
-        # The other modes have one budget of retries for all requests of a client, which an engine
-        # that commits many state partitions has used up within a second.
-        retries={"total_max_attempts": settings.max_attempts, "mode": "legacy"},
+        retries={"total_max_attempts": 1, "mode": "legacy"},  # `_retry` is in its place
         connect_timeout=settings.timeout_s,
         read_timeout=settings.timeout_s,
         max_pool_connections=PARALLEL_REQUESTS,
@@ -91,9 +95,36 @@ def make_client(settings: S3Settings) -> Any:
             reason=str(error),
             to_fix="correct the options s3.*, or the AWS profile of the executors",
         ) from error
+    events = client.meta.events
+    events.unregister("needs-retry.s3", unique_id="retry-config-s3")
+    events.register("needs-retry.s3", partial(_retry, settings.max_attempts))
     # Once for each try on the wire.
-    client.meta.events.register("before-send.s3", _count)
+    events.register("before-send.s3", _count)
     return client
+
+
+def _retry(
+    max_attempts: int,
+    attempts: int,
+    response: tuple[Any, dict[str, Any]] | None,
+    caught_exception: BaseException | None,
+    **_: Any,
+) -> float | None:
+    """Return in how many seconds a request is made again; None where it is not.
+
+    Of boto's own modes one waits longer and longer, without a limit. The others have one budget of
+    retries for all requests of a client: an engine that commits many state partitions has used it
+    up within a second.
+    """
+    if attempts >= max_attempts:
+        return None
+    if response is not None:
+        status, code = response[0].status_code, response[1].get("Error", {}).get("Code", "")
+        if status not in _PASSING_STATUS and code not in _PASSING_CODES:
+            return None
+    elif not isinstance(caught_exception, HTTPClientError):
+        return None
+    return min(2.0 ** (attempts - 1), _MOST_WAIT_S) * (0.5 + secrets.randbelow(500) / 1000)
 
 
 def _count(event_name: str, **_: Any) -> None:

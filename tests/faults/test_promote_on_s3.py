@@ -195,7 +195,7 @@ def _is_refused_after(bucket, lives):
 def test_promote_is_repeated_under_another_spelling(made):
     """Catches a promote that was done, and that the same call with `s3a:` takes for another's."""
     bucket, _, new = made
-    for lives in count(69):
+    for lives in count(60):
         bucket.fill()
         assert bucket.is_killed("promote", lives)
         if bucket.stands == new:

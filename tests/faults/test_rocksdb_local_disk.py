@@ -201,6 +201,40 @@ def test_full_disk_leaves_the_local_database_and_no_copies(tmp_path, monkeypatch
         assert list(here.scan()) == list(there.scan())
 
 
+@pytest.mark.parametrize("has_near", [False, True])
+def test_disk_that_was_full_is_gone_on_with(tmp_path, monkeypatch, has_near):
+    """Catches a store that never loads again for what is on the disk and of no use to it.
+
+    Also a version that is let go of, and stays on the disk, since it could not be opened.
+    """
+    checkpoint = at(tmp_path, options=OPTIONS)
+    with (
+        checkpoint.open_store(backend="rocksdb") as there,
+        checkpoint.open_store(backend="rocksdb") as here,
+    ):
+        for number in range(1, 4):
+            put(there, number)
+        held = here._versions.load(3, None, None, OPTIONS)
+        for number in range(4, 8):
+            put(there, number)
+        if not has_near:
+            there.snapshot()
+        extract, failures = sst.extract_sst, [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))]
+
+        def full_once(file, path):
+            if failures:
+                raise failures.pop()
+            return extract(file, path)
+
+        monkeypatch.setattr(sst, "extract_sst", full_once)
+        if has_near:
+            with pytest.raises(StorageError, match="no space left"):
+                here._versions.load(7, None, None, OPTIONS)
+            assert Path(held.view).exists()
+        here.load(7)
+        assert list(here.scan()) == list(there.scan())
+
+
 def test_merge_holds_nothing_but_the_file_while_it_is_sent(tmp_path):
     """Catches a local disk that needs three times what is merged, as long as an upload takes."""
     shares = []

@@ -296,6 +296,41 @@ def test_many_requests_at_once_are_each_tried_as_often_as_the_option_says(io, s3
     assert s3_server.requests["PUT"] == 120 * 3
 
 
+def test_waits_between_tries_have_a_limit(s3_server, bucket, tmp_path, monkeypatch):
+    """Catches a call that sleeps for hours where somebody has asked for more tries."""
+    io = S3FileIO(str(tmp_path), s3_server.settings(max_attempts=20))
+    s3_server.fail("PUT", "throttled", 18)
+    slept = []
+    monkeypatch.setattr("botocore.endpoint.time.sleep", slept.append)
+
+    io.write(f"/{bucket}/a", b"rows", sync=True, overwrite=True)
+
+    waits = [each for each in slept if each]  # the server sleeps for no time
+    assert len(waits) == 18
+    assert 10 <= max(waits) <= 20
+
+
+def test_storage_that_can_have_no_more_threads_is_an_error(tmp_path, monkeypatch):
+    """Catches a process that never ends, since threads wait for others that never come."""
+    start, started = threading.Thread.start, []
+
+    def limited(thread):
+        if thread.name.startswith("s3-part"):
+            if len(started) == 3:
+                raise RuntimeError("can't start new thread")
+            started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        S3FileIO(str(tmp_path), S3Settings())
+
+    assert len(started) == 3
+    for thread in started:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
 @pytest.mark.parametrize(("size", "last"), [(1, "PUT"), (LARGE, "COMPLETE")])
 def test_write_that_met_another_one_is_repeated(io, s3_server, bucket, local_file, size, last):
     """Catches a commit that fails, or parts that stay, where two writes of a name meet."""

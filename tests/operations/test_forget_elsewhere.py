@@ -212,3 +212,40 @@ def test_a_column_that_was_renamed_has_the_name_of_the_newest_version(
     assert (done.num_keys, done.num_rows, done.num_rows_of_files) == (1, 1, 1)
     assert done.certificate.is_forgotten, done.certificate.describe()
     assert checkpoint.rows(0).read(flatten=True)["key.user_id"].to_pylist() == [BOB]
+
+
+def test_a_column_that_no_condition_names_is_told_where_another_operator_has_it(
+    tmp_path: Path,
+) -> None:
+    """Catches a certificate that says nothing of an account number that is still there."""
+    first = store_of((("user_id", "string"), ("account", "long")), [(ANN, 7654321), (BOB, 1)])
+    checkpoint = make(tmp_path, first, store_of((("account", "long"),), [(7654321,)]))
+
+    done = checkpoint.forget(f"user_id = '{ANN}'")
+
+    verdict, hits = told(done.certificate.search)
+    assert verdict == "forgotten"
+    assert ("key.account", "maybe") in hits
+
+
+def test_columns_of_one_type_that_changed_places_are_not_renamed(tmp_path: Path) -> None:
+    """Catches a row of the forgotten that is taken for another one's."""
+    columns: Columns = (("user_id", "long"), ("shop_id", "long"))
+    made = MadeCheckpoint(
+        str(tmp_path / "query"),
+        num_partitions=2,
+        operators=[("stateStoreSave", (store_of(columns, [(5, 7), (1, 1)]),))],
+    )
+    made.run_batch({0: 1, 1: 1})
+    made.operators = [("stateStoreSave", (store_of(columns[::-1], [(7, 5), (2, 2)]),))]
+    made.restart()
+    made.run_batch({1: 1})
+    checkpoint = Checkpoint(made.path)
+    keys = pa.table({"key.user_id": [5], "key.shop_id": [7]})
+
+    done = checkpoint.forget(keys=keys)
+
+    left = {tuple(row["key"].values()) for row in checkpoint.rows().read().to_pylist()}
+    assert (5, 7) not in left
+    assert (7, 5) not in left
+    assert done.certificate.is_forgotten

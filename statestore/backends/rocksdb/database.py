@@ -162,7 +162,8 @@ class LocalDatabase:
             try:
                 self._open(None if view is None else view.path)
             except Exception as error:
-                if version is not None and view is not None and is_out_of_files(error):
+                is_as_it_was = is_out_of_files(error) or is_disk_full(error)
+                if version is not None and view is not None and is_as_it_was:
                     self._views[version] = view
                 raise
             self._is_mixed = view is not None and view.is_mixed

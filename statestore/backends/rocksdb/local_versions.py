@@ -129,7 +129,7 @@ class LocalVersions:
             database.go_to(near)
             view = self._ingest(database, files, target, owned)
         except StorageError as error:
-            if is_out_of_files(error) or error.kind == "storage-full":
+            if is_out_of_files(error) or (near is not None and error.kind == "storage-full"):
                 raise  # what is there is in order, and to fetch all of it takes more
             logger.warning(
                 "local database is built anew: store=%s, error=%s", self._location.store, error
@@ -198,9 +198,10 @@ class LocalVersions:
         try:
             with CallPool(PARALLEL_FETCHES, "lay-out") as pool:
                 copies = list(pool.map(copy, enumerate(files)))
+            paths = [copy.path for copy in copies if copy.path is not None]
+            is_mixed = any(copy.is_mixed for copy in copies)
+            return database.ingest(paths, target, is_mixed=is_mixed)
         except BaseException:
             for left in Path(database.directory).glob(".tmp-*.sst"):
                 left.unlink(missing_ok=True)
             raise
-        paths = [copy.path for copy in copies if copy.path is not None]
-        return database.ingest(paths, target, is_mixed=any(copy.is_mixed for copy in copies))

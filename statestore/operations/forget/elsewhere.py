@@ -120,8 +120,10 @@ class Elsewhere:
             ]
             for name, kind in other
         ]
+        if len(own) == 1 or len(own) != len(other) or not all(candidates):
+            return None
         orders = list(islice(_orders(candidates), MOST_ORDERS + 1))
-        if len(own) == 1 or len(own) != len(other) or not 0 < len(orders) <= MOST_ORDERS:
+        if not 0 < len(orders) <= MOST_ORDERS:
             return None
         columns = self._keys.flatten()
         known = KeySet(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote_to_bytes
@@ -380,7 +380,6 @@ class _Search:
     ) -> Iterator[tuple[str, Certainty]]:
         """Yield the columns of a column family's rows in which a value of a key is."""
         is_other = store.operator != self._operator
-        values = self._values_elsewhere if is_other else self._values
         paths: list[str] = []
         # The columns of a grouping key together: one alone is somebody else's as well.
         alone: Certainty | None = None
@@ -392,13 +391,28 @@ class _Search:
                     yield "row", "found"
         keys = decode_keys(batch.column(3), family)
         skipped = () if alone else paths
-        for path, certainty in values.find(keys, "key", skipped, is_other=is_other):
+        for path, certainty in self._values_in(keys, "key", skipped, is_other=is_other):
             is_doubtful = alone == "maybe" and any(f"{path}.".startswith(one) for one in paths)
             yield path, "maybe" if is_doubtful else certainty
         has_value = np.flatnonzero(~unpack(batch.column(4).is_null()))
         stored = batch.column(4).take(from_numpy(has_value, pa.int64()))
         if len(stored):
-            yield from values.find(decode_by_key(stored, family), "value")
+            yield from self._values_in(decode_by_key(stored, family), "value", is_other=is_other)
+
+    def _values_in(
+        self, columns: Any, root: str, skipped: Sequence[str] = (), *, is_other: bool
+    ) -> Iterator[tuple[str, Certainty]]:
+        """Yield as `ValueSearch.find`; of another operator `maybe` what no condition names."""
+        has_keys = is_other and root == "key"
+        every = self._values.find(columns, root, skipped, is_other=has_keys)
+        if not is_other or self._wanted.condition is None:
+            yield from every
+            return
+        named = dict(self._values_elsewhere.find(columns, root, skipped, is_other=has_keys))
+        yield from named.items()
+        for path, _ in every:
+            if path not in named:
+                yield path, "maybe"
 
 
 def _is_distinct(key: bytes) -> bool:

@@ -130,7 +130,9 @@ class Wanted:
     def _prepare(self, store: str, grouping: ColumnFamily) -> ColumnFamily:
         """Note given keys, and return the column family by whose names keys are meant."""
         self.grouping = self.grouping or grouping
-        if key_type(grouping).nameless == key_type(self.grouping).nameless:
+        own, newest = key_type(grouping), key_type(self.grouping)
+        # Columns of one type that changed places were not renamed.
+        if own.nameless == newest.nameless and {*own.names} != {*newest.names}:
             grouping = self.grouping
         if self._given is not None and grouping.key_schema not in self._encoded_for:
             zeros = self._merges_zeros
