@@ -206,7 +206,8 @@ def release(
         refs: Its own, or of state partitions that no longer exist; a missing file is no error.
         num_partitions: State partitions that the checkpoint has now: one beyond them has no
             maintenance of its own, so whoever releases it last deletes its files.
-        newest: Newest version of the checkpoint: files of a later one are a rescale's under way.
+        newest: Newest version of the checkpoint: files of a later one, which was taken back or is
+            a rescale's under way, stay, and with them the references here, for the next cleanup.
         deadline: After it no more of those files are deleted, and the references here stay.
 
     Guarantee: can be repeated after a raise, and after the deadline.

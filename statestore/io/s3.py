@@ -38,10 +38,12 @@ from statestore.io.file_io import FileInfo, FileIO, delete_batches, replaced_fil
 from statestore.io.local import named_errors
 from statestore.io.s3_client import (
     is_certain,
+    is_conflict,
     is_passing,
     make_client,
     named_s3_errors,
     status_of,
+    wait_s,
 )
 from statestore.io.s3_settings import S3Settings
 
@@ -62,7 +64,6 @@ _MAX_ETAGS = 10_000
 _NOT_MODIFIED = "304"
 _PUBLICATION = "statestore-publication"
 _BROKEN_READS = (IncompleteReadError, ReadTimeoutError, ResponseStreamingError, HTTPError)
-_MOST_WAIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ class S3FileIO:
             for attempt in range(1, self._settings.max_attempts):
                 if not (keys := [key for key, error in refused.items() if is_passing(error)]):
                     break
-                _wait_before(attempt + 1)
+                time.sleep(wait_s(attempt))
                 refused = {key: refused[key] for key in refused.keys() - keys}
                 refused |= self._delete(bucket, keys)
         for key, error in refused.items():
@@ -346,11 +347,9 @@ class S3FileIO:
                 except (ClientError, BotoCoreError) as error:
                     if not is_certain(error) and self._holds(target, publication):
                         return None
-                    if status_of(error) != 409 or not is_passing(error):
+                    if not is_conflict(error) or attempt == self._settings.max_attempts:
                         raise
-                    if attempt == self._settings.max_attempts:
-                        raise
-                _wait_before(attempt + 1)
+                time.sleep(wait_s(attempt))
         raise AssertionError("unreachable")
 
     def _encryption(self) -> dict[str, str]:
@@ -458,11 +457,6 @@ class S3FileIO:
         finally:
             # Of an upload that is aborted meanwhile, a part that arrives later would stay.
             wait([future for future in futures if not future.cancel()])
-
-
-def _wait_before(attempt: int) -> None:
-    """Wait before a request is made again, the longer the more often it was."""
-    time.sleep(min(0.05 * 2**attempt, _MOST_WAIT_S))
 
 
 def part_bytes_of(size: int) -> int:

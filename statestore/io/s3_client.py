@@ -36,9 +36,9 @@ _KINDS = (
 )  # fmt: skip
 """Kind of a request by the first word of its operation; every other one is a put."""
 _NO_UPLOAD = "NoSuchUpload"
-_PASSING = {"ConditionalRequestConflict", "InternalError", "ServiceUnavailable", "SlowDown"}
+_CONFLICT = "ConditionalRequestConflict"
 _PASSING_STATUS = {429, 500, 502, 503, 504, 509}
-_PASSING_CODES = {"RequestTimeout", "SlowDown", "InternalError", "BadDigest"}
+_PASSING_CODES = {"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "BadDigest"}
 _MOST_WAIT_S = 20.0
 _NOT_PERMITTED = {"AccessDenied", "ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
 """Codes of credentials that do not do, some of which come with status 400."""
@@ -124,6 +124,11 @@ def _retry(
             return None
     elif not isinstance(caught_exception, HTTPClientError):
         return None
+    return wait_s(attempts)
+
+
+def wait_s(attempts: int) -> float:
+    """Return seconds to wait before a request is made again that was made so often, 20 at most."""
     return min(2.0 ** (attempts - 1), _MOST_WAIT_S) * (0.5 + secrets.randbelow(500) / 1000)
 
 
@@ -137,11 +142,16 @@ def _code(error: ClientError | BotoCoreError) -> str:
 
 
 def is_passing(error: ClientError | BotoCoreError) -> bool:
-    """Return whether a request is to be made again that the client does not try again by itself.
+    """Return whether what was refused among others, in an answer of status 200, may be tried again.
 
-    So it is of a write that met another one of its key, and of keys refused among others.
+    The client tries again by itself what was refused alone.
     """
-    return _code(error) in _PASSING
+    return _code(error) in _PASSING_CODES
+
+
+def is_conflict(error: ClientError | BotoCoreError) -> bool:
+    """Return whether a write met another one of its key, and is to be made again as a whole."""
+    return _code(error) == _CONFLICT
 
 
 def is_certain(error: ClientError | BotoCoreError) -> bool:

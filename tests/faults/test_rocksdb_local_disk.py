@@ -7,12 +7,13 @@ import resource
 import shutil
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from statestore.backends.rocksdb import sst
-from statestore.backends.rocksdb.database import MAX_WAITING
+from statestore.backends.rocksdb.database import MAX_WAITING, LocalDatabase
 from statestore.backends.rocksdb.view import View
 from statestore.codec.rows import PUT, Row
 from statestore.core.clock import ManualClock
@@ -42,6 +43,20 @@ def put(store, number):
     batch.put(b"%d" % number, b"")
     batch.commit()
     return store._head
+
+
+@contextmanager
+def two_handles(tmp_path, **seams):
+    """Yield two handles of a store, of which the first has committed 3 versions, and the version
+    that is on the local disk of the second."""
+    checkpoint = at(tmp_path, options=OPTIONS, **seams)
+    with (
+        checkpoint.open_store(backend="rocksdb") as there,
+        checkpoint.open_store(backend="rocksdb") as here,
+    ):
+        for number in range(1, 4):
+            put(there, number)
+        yield there, here, here._versions.load(3, None, None, OPTIONS)
 
 
 def test_local_disk_that_is_full_is_named_and_left(tmp_path):
@@ -146,14 +161,7 @@ def test_store_closed_beside_its_commits_keeps_every_row(tmp_path):
 def test_outage_of_the_storage_leaves_the_local_database(tmp_path, fault):
     """Catches a whole download after a request that failed."""
     io = FaultFileIO(LocalFileIO())
-    checkpoint = at(tmp_path, options=OPTIONS, io=io)
-    with (
-        checkpoint.open_store(backend="rocksdb") as there,
-        checkpoint.open_store(backend="rocksdb") as here,
-    ):
-        for number in range(1, 4):
-            put(there, number)
-        held = here._versions.load(3, None, None, OPTIONS)
+    with two_handles(tmp_path, io=io) as (there, here, held):
         there.snapshot()
         put(there, 4)
 
@@ -170,14 +178,7 @@ def test_outage_of_the_storage_leaves_the_local_database(tmp_path, fault):
 
 def test_full_disk_leaves_the_local_database_and_no_copies(tmp_path, monkeypatch):
     """Catches a whole download, which takes more space, and copies that stay until the end."""
-    checkpoint = at(tmp_path, options=OPTIONS)
-    with (
-        checkpoint.open_store(backend="rocksdb") as there,
-        checkpoint.open_store(backend="rocksdb") as here,
-    ):
-        for number in range(1, 4):
-            put(there, number)
-        held = here._versions.load(3, None, None, OPTIONS)
+    with two_handles(tmp_path) as (there, here, held):
         for number in range(4, 6):
             put(there, number)
         extract, calls = sst.extract_sst, []
@@ -203,18 +204,8 @@ def test_full_disk_leaves_the_local_database_and_no_copies(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("has_near", [False, True])
 def test_disk_that_was_full_is_gone_on_with(tmp_path, monkeypatch, has_near):
-    """Catches a store that never loads again for what is on the disk and of no use to it.
-
-    Also a version that is let go of, and stays on the disk, since it could not be opened.
-    """
-    checkpoint = at(tmp_path, options=OPTIONS)
-    with (
-        checkpoint.open_store(backend="rocksdb") as there,
-        checkpoint.open_store(backend="rocksdb") as here,
-    ):
-        for number in range(1, 4):
-            put(there, number)
-        held = here._versions.load(3, None, None, OPTIONS)
+    """Catches a store that never loads again for what is on the disk and of no use to it."""
+    with two_handles(tmp_path) as (there, here, held):
         for number in range(4, 8):
             put(there, number)
         if not has_near:
@@ -233,6 +224,26 @@ def test_disk_that_was_full_is_gone_on_with(tmp_path, monkeypatch, has_near):
             assert Path(held.view).exists()
         here.load(7)
         assert list(here.scan()) == list(there.scan())
+
+
+def test_version_that_a_full_disk_keeps_from_being_opened_stays(tmp_path, monkeypatch):
+    """Catches a version that is let go of and fetched again, while it stays on the disk."""
+    with two_handles(tmp_path) as (there, here, held):
+        put(there, 4)
+        here._versions.forget_heads()
+        opens, failures = LocalDatabase._open, [Exception("IO error: No space left on device")]
+
+        def full_once(database, path):
+            if failures:
+                raise failures.pop()
+            opens(database, path)
+
+        monkeypatch.setattr(LocalDatabase, "_open", full_once)
+        with pytest.raises(StorageError, match="no space left"):
+            here._versions.load(4, None, None, OPTIONS)
+
+        assert Path(held.view).exists()
+        assert here._versions.load(4, None, None, OPTIONS).files_read == 1
 
 
 def test_merge_holds_nothing_but_the_file_while_it_is_sent(tmp_path):

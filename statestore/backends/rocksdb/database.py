@@ -149,7 +149,7 @@ class LocalDatabase:
 
         Raises:
             StorageError: The local disk failed; the database is at no version, and the view it
-                started from is given up, unless it was only that no more files may be open.
+                started from is given up, unless no more files may be open, or the disk is full.
         """
         waiting = [step.version for step in self._waiting]
         with local_errors("go to a version of the local database", str(self.directory)):
