@@ -229,7 +229,9 @@ class Stepped(LocalFileIO):
         self._before(self.num_changes - 1)
 
 
-def _counted(name):
+def counted(name):
+    """Return a call of a local disk that is counted before."""
+
     def call(self, *args, **named):
         self.count()
         return getattr(LocalFileIO, name)(self, *args, **named)
@@ -238,7 +240,7 @@ def _counted(name):
 
 
 for _name in CHANGES:
-    setattr(Stepped, _name, _counted(_name))
+    setattr(Stepped, _name, counted(_name))
 
 
 class Killer(Stepped):

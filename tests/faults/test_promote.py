@@ -5,8 +5,10 @@ Between, no query starts; done again, it is the new, and dropped, the old. Both 
 
 from __future__ import annotations
 
+import random
 import shutil
 import signal
+import threading
 from contextlib import suppress
 from itertools import count
 
@@ -17,6 +19,7 @@ from statestore.checkpoint.layout import lease_directory
 from statestore.core.clock import ManualClock
 from statestore.core.errors import (
     FencedError,
+    IncompatibleError,
     InUseError,
     InvalidArgumentError,
     NotFoundError,
@@ -39,7 +42,7 @@ from statestore.operations.trial.replacing import put_back, replace_by_branch
 from statestore.testing.checkpoints import QUERY_ID, read_checkpoint
 from tests.checkpoints import files_below
 from tests.fault_io import Fault, FaultFileIO
-from tests.faults.steps import CHANGES, Killer, Stepped, Still, processes
+from tests.faults.steps import CHANGES, Killer, Stepped, Still, counted, processes
 from tests.made_trials import tried_with_rows
 from tests.seams import at, place_of
 
@@ -541,6 +544,104 @@ def test_promote_is_refused_while_a_copy_is_made(made, tmp_path, monkeypatch, ho
     assert read_checkpoint(str(world.root / "copy")) == world.stands == old
     world.trial.promote(world.root / "before")
     assert world.stands == new
+
+
+class Beside(LocalFileIO):
+    """A local disk that does something once, before the call of a number, from 0."""
+
+    def __init__(self, number, act):
+        super().__init__()
+        self._num_left, self._act = number, act
+        self._lock = threading.Lock()
+
+    @property
+    def has_acted(self):
+        return self._act is None
+
+    def count(self):
+        with self._lock:
+            self._num_left -= 1
+            if self._act is None or self._num_left >= 0:
+                return
+            act, self._act = self._act, None
+        act()
+
+
+for _name in (*FAULTS, "list", "list_tree", "read_tail", "read_range", "fetch", "fetch_slices"):
+    setattr(Beside, _name, counted(_name))
+
+
+def copied(world, how):
+    """Copy the checkpoint; return the rows of the copy, None where it is refused, or has ended."""
+    checkpoint, new = Checkpoint(world.root / "checkpoint"), world.root / "copy"
+    try:
+        if how == "branch":
+            checkpoint.branch(new)
+        else:
+            checkpoint.savepoint(new, form=how)
+    except (FencedError, IncompatibleError, InUseError, NotFoundError):
+        is_marked = new.exists() and unfinished_operation(LocalFileIO(), str(new)) is not None
+        assert is_marked or not files_below(str(new))
+        return None
+    kind = Checkpoint if how == "branch" else Savepoint
+    assert kind(new).verify(deep=True).findings == ()
+    return read_checkpoint(str(new))
+
+
+HOW = ["native", pytest.param("canonical", marks=pytest.mark.extended), "branch"]
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("every", [40, pytest.param(1, marks=pytest.mark.extended)])
+def test_promote_before_any_call_of_a_copy_is_refused_or_seen(
+    made, tmp_path, monkeypatch, how, every
+):
+    """Catches a copy of old and new rows, or a promote that is refused when no copy is made."""
+    original, old, new = made
+    for number in count(random.randrange(every), every):
+        world, promoted = World(original, tmp_path / "world"), []
+
+        def promote(world=world, promoted=promoted):
+            with suppress(InUseError):
+                world.trial.promote(world.root / "before")
+                promoted.append(True)
+
+        disk = Beside(number, promote)
+        with monkeypatch.context() as patched:
+            patched.setattr(storage, "LocalFileIO", lambda disk=disk, **_: disk)
+            rows = copied(world, how)
+        assert rows in ((old, new, None) if promoted else (old,))
+        assert world.stands == (new if promoted else old)
+        if not promoted:
+            world.trial.promote(world.root / "before")
+        assert world.stands == new
+        assert read_checkpoint(str(world.root / "before")) == old
+        world.check_whole()
+        if not disk.has_acted:
+            break
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("every", [40, pytest.param(1, marks=pytest.mark.extended)])
+def test_copy_before_any_call_of_a_promote_is_refused_or_whole(
+    made, tmp_path, monkeypatch, how, every
+):
+    """Catches a copy of a promote that is half done, or a promote that a copy lets fail."""
+    original, old, new = made
+    seen = []
+    for number in count(random.randrange(every), every):
+        world, rows = World(original, tmp_path / "world"), []
+        disk = Beside(number, lambda world=world, rows=rows: rows.append(copied(world, how)))
+        with monkeypatch.context() as patched:
+            patched.setattr(storage, "LocalFileIO", lambda disk=disk, **_: disk)
+            world.trial.promote(world.root / "before")
+        assert world.stands == new
+        assert read_checkpoint(str(world.root / "before")) == old
+        world.check_whole()
+        if not disk.has_acted:
+            break
+        seen.append([old, None, new].index(*rows))
+    assert seen == sorted(seen)
 
 
 class _DeathError(Exception):
