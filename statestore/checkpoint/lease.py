@@ -12,7 +12,7 @@ of them: clocks of machines are not compared.
 from __future__ import annotations
 
 import json
-import math
+import sys
 import threading
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -117,7 +117,7 @@ class QueryProgress:
 
 def _to_rate(found: object) -> float | None:
     is_rate = isinstance(found, int | float) and not isinstance(found, bool)
-    return float(found) if is_rate and 0 <= found < math.inf else None  # type: ignore[operator,arg-type]
+    return float(found) if is_rate and 0 <= found <= sys.float_info.max else None  # type: ignore[operator,arg-type]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,13 @@ import numpy as np
 import pyarrow as pa
 
 
+def time_text(micros: int) -> str:
+    """Return a time, in microseconds since 1970, in the form of ISO 8601, of whatever year."""
+    if micros == -(1 << 63):  # to numpy this is no time
+        return "-290308-12-21T19:59:05.224192"
+    return str(np.datetime64(micros, "us"))
+
+
 def to_pylist(values: pa.Array[Any] | pa.ChunkedArray[Any] | pa.RecordBatch | pa.Table) -> Any:
     """Return what `values.to_pylist()` does: a value, or a row as a dict, each.
 
@@ -41,7 +48,7 @@ def _value(scalar: Any) -> Any:
             return to_pylist(scalar.values)
         if pa.types.is_timestamp(kind):
             zone = "" if kind.tz is None else "Z"
-            return f"{np.datetime64(scalar.value, kind.unit)}{zone}"
+            return f"{time_text(scalar.value)}{zone}"
         if pa.types.is_date32(kind):
             return str(np.datetime64(scalar.value, "D"))
         raise

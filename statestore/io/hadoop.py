@@ -6,6 +6,7 @@ Requests are small and go to the JVM; bytes travel in local files, which the JVM
 from __future__ import annotations
 
 import builtins
+import errno
 import hashlib
 import os
 import posixpath
@@ -141,13 +142,15 @@ class HadoopFileIO:
     def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:  # noqa: ARG002
         """See FileIO; a file that was closed is as durable as its file system makes it."""
         self._ask("publish a file", "publish", path, local_path=local_path, overwrite=overwrite)
-        os.unlink(local_path)
+        with named_errors("remove a local file", local_path):
+            os.unlink(local_path)
         return 0.0
 
     def write(self, path: str, data: bytes, *, sync: bool, overwrite: bool) -> None:
         """See FileIO."""
         with self._local_file() as local_path:
-            Path(local_path).write_bytes(data)
+            with named_errors("write a local file", local_path):
+                Path(local_path).write_bytes(data)
             self.publish(local_path, path, sync=sync, overwrite=overwrite)
 
     def sync(self, path: str) -> None:
@@ -201,7 +204,7 @@ class HadoopFileIO:
         # The same URI may be another file for another checkpoint's configuration.
         of = f"{self._checkpoint} {self._file_system}{path}"
         identity = f"{of} {found['size']} {found['modified_ms']}"
-        digest = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+        digest = hashlib.blake2b(os.fsencode(identity), digest_size=16).hexdigest()
         return int(found["size"]), f"{digest}-{os.path.basename(path)}"
 
     def delete(self, path: str) -> None:
@@ -255,7 +258,8 @@ class HadoopFileIO:
             found = self._ask(
                 "read a file", "read", path, offset=offset, length=length, local_path=local_path
             )
-            return Path(local_path).read_bytes(), int(found["size"])
+            with named_errors("read a local file", local_path):
+                return Path(local_path).read_bytes(), int(found["size"])
 
     @contextmanager
     def _local_file(self) -> Iterator[str]:
@@ -273,6 +277,10 @@ class HadoopFileIO:
         try:
             return self._files.ask(op, checkpoint=self._checkpoint, path=uri, **arguments)
         except HadoopRefusalError as error:
+            if op == "read" and error.kind == "storage-full":
+                # What is full is not what is read.
+                with named_errors("keep a fetched file", arguments["local_path"]):
+                    raise OSError(errno.ENOSPC, error.reason) from error
             _raise_named(error, action, uri)
 
     def _uri(self, path: str) -> str:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import io
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -122,6 +123,19 @@ class _Reader:
         return found
 
 
+@contextmanager
+def _named_errors(path: object) -> Iterator[None]:
+    try:
+        yield
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, LookupError) as error:
+        raise CorruptionError(
+            "a jar cannot be read",
+            path=str(path),
+            error=str(error),
+            to_fix="bring it anew, from the Spark or the wheel that it is of",
+        ) from error
+
+
 class ClassPath:
     """Classes of jars, read when they are asked for; the jars are open until it is left."""
 
@@ -130,15 +144,8 @@ class ClassPath:
         self._read: dict[str, ClassFile] = {}
         with ExitStack() as opened:
             for path in jars:
-                try:
+                with _named_errors(path):
                     jar = opened.enter_context(zipfile.ZipFile(path))
-                except (zipfile.BadZipFile, OSError) as error:
-                    raise CorruptionError(
-                        "a jar cannot be read",
-                        path=str(path),
-                        error=str(error),
-                        to_fix="bring it anew, from the Spark or the wheel that it is of",
-                    ) from error
                 for name in _classes_in(jar):
                     self._jars.setdefault(name, jar)
             self._opened = opened.pop_all()
@@ -159,7 +166,9 @@ class ClassPath:
 
     def __getitem__(self, name: str) -> ClassFile:
         if name not in self._read:
-            self._read[name] = _Reader(self._jars[name].read(f"{name}.class")).read()
+            jar = self._jars[name]
+            with _named_errors(jar.filename):
+                self._read[name] = _Reader(jar.read(f"{name}.class")).read()
         return self._read[name]
 
     def lineage(self, name: str) -> Iterator[ClassFile | None]:

@@ -166,7 +166,7 @@ class LocalFileIO:
             self.delete(f"{directory}/{name}")
 
     def list(self, directory: str) -> list[FileInfo]:
-        """See FileIO."""
+        """See FileIO; a link to a file is one, with its size and time."""
         files: list[FileInfo] = []
         with named_errors("list a directory", directory):
             try:
@@ -176,10 +176,10 @@ class LocalFileIO:
             with entries:
                 for entry in entries:
                     try:
-                        status = entry.stat(follow_symlinks=False)
+                        status = entry.stat()
                     except FileNotFoundError:
                         continue
-                    if entry.is_file(follow_symlinks=False):
+                    if entry.is_file():
                         modified_ms = status.st_mtime_ns // 1_000_000
                         num_names = status.st_nlink
                         files.append(FileInfo(entry.name, status.st_size, modified_ms, num_names))

@@ -34,7 +34,14 @@ from statestore.core.errors import FencedError, StorageError
 from statestore.core.ids import RandomIds
 from statestore.core.progress import CallPool, step
 from statestore.io.fetch_cache import FetchCache, sliced_name, slices_size
-from statestore.io.file_io import FileInfo, FileIO, delete_batches, replaced_file, unasked
+from statestore.io.file_io import (
+    FileInfo,
+    FileIO,
+    delete_batches,
+    existing_file,
+    replaced_file,
+    unasked,
+)
 from statestore.io.local import named_errors
 from statestore.io.s3_client import (
     is_certain,
@@ -268,12 +275,14 @@ class S3FileIO:
                 if status_of(error) != 404:
                     raise
             else:
-                raise ClientError(
-                    {"Error": {}, "ResponseMetadata": {"HTTPStatusCode": 412}}, "CopyObject"
-                )
-            self._client.copy(
-                {"Bucket": bucket, "Key": key}, new_bucket, new_key, ExtraArgs=self._encryption()
-            )
+                raise existing_file(new_path)
+            source, encrypted = {"Bucket": bucket, "Key": key}, self._encryption()
+            try:
+                self._client.copy(source, new_bucket, new_key, ExtraArgs=encrypted)
+            except ClientError as error:
+                if status_of(error) == 412:  # each part is asked for by the tag of the first
+                    raise replaced_file(path) from error
+                raise
 
     def _list(
         self, directory: str, delimiter: str, *, has_marks: bool = False

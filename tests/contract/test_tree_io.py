@@ -80,9 +80,9 @@ def test_linked_file_outlives_the_first_and_replaces_none(place):
 
     io.link(f"{root}/a", f"{root}/b/a", sync=True)
 
-    with pytest.raises(FencedError):
+    with pytest.raises(FencedError, match=r"file=\S*/b/a"):
         io.link(f"{root}/a", f"{root}/b/a", sync=False)
-    with pytest.raises(NotFoundError):
+    with pytest.raises(NotFoundError, match=r"file=\S*/missing"):
         io.link(f"{root}/missing", f"{root}/b/other", sync=False)
     io.write(f"{root}/a", b"replaced", sync=False, overwrite=True)
     assert io.read_tail(f"{root}/b/a", 9) == (b"bytes", 5)

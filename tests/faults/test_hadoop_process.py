@@ -1,13 +1,14 @@
 """The JVM that opens Hadoop's file systems for operations: what it needs, knows and leaves."""
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,34 @@ def test_files_of_a_directory_are_deleted_together_and_no_other(tmp_path, mounte
         io = open_io(files, file_system, tmp_path)
         io.delete_files("/data", ["a", "gone", "c"])
         assert sorted(info.name for info in io.list("/data")) == ["b", "d"]
+
+
+def test_full_local_disk_is_not_taken_for_a_full_file_system(tmp_path, mounted):
+    """Catches free space that is looked for on HDFS, or a thread that a bare OSError ends."""
+    file_system, conf = mounted
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)]
+    is_mounted = subprocess.run(mount, check=False, capture_output=True).returncode == 0
+    with closing(HadoopProcess(conf)) as files, ExitStack() as after:
+        io = open_io(files, file_system, small)
+        io.write("/data/b", b"bytes", sync=True, overwrite=False)
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+            with pytest.raises(StorageError, match=r"cannot write a local file: file='\S*/small/"):
+                io.write("/data/c", b"x" * 20, sync=True, overwrite=False)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        if is_mounted:
+            after.callback(subprocess.run, ["umount", "--lazy", str(small)], check=True)
+            io.write("/data/d", b"d" * 2000, sync=True, overwrite=False)
+            with suppress(OSError):
+                (small / "filled").write_bytes(bytes(1 << 17))
+            for read in (lambda: io.fetch("/data/d"), lambda: io.read_range("/data/d", 0, 2000)):
+                with pytest.raises(StorageError, match=r"file='\S*/small/") as told:
+                    read()
+                assert told.value.kind == "storage-full"
 
 
 def test_output_of_the_process_holds_nothing_up(tmp_path, mounted, monkeypatch):

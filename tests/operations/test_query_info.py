@@ -159,7 +159,8 @@ def test_what_the_driver_says_is_told_however_seldom_it_renews_its_lease(made):
     "hostile",
     [
         "text", [], 7, {"name": 7}, {"name": "x" * 9_000, "batch": True}, {"rows": -1},
-        {"input_rows_per_second": "NaN"}, {"input_rows_per_second": float("inf")}, {"batch": 1.5},
+        {"input_rows_per_second": "NaN"}, {"input_rows_per_second": 10**400},
+        {"input_rows_per_second": float("inf")}, {"batch": 1.5},
     ],
 )  # fmt: skip
 def test_progress_that_is_none_is_left_out(made, hostile):

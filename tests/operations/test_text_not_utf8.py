@@ -36,6 +36,15 @@ def as_pairs(rows: list[Any]) -> dict[Any, Any]:
     return {tuple(row["key"].values()): tuple(row["value"].values()) for row in rows}
 
 
+def test_time_that_numpy_takes_for_none_is_shown() -> None:
+    """Catches the least of all timestamps, which jobs write for "never", shown as NaT."""
+    least = [-(1 << 63), -(1 << 63) + 1, None]
+
+    assert to_pylist(pa.array(least, pa.timestamp("us", "UTC"))) == [
+        "-290308-12-21T19:59:05.224192Z", "-290308-12-21T19:59:05.224193Z", None,
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
 @pytest.mark.parametrize("seed", range(2))
 def test_rows_are_shown_compared_and_edited(tmp_path: Path, seed: int, backend: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
+from statestore.core.errors import CorruptionError
 from statestore.core.version import SPARK_MINORS
 from statestore.io.link_check import find_missing
 from tools.shim_jar import build_jar
@@ -121,6 +122,20 @@ def test_spark_without_a_jar_is_served_where_the_nearest_fits(is_fit: bool, tmp_
             assert f"spark='4.99.0-vendor', jar='{INSTALLED}', missing=" in line
             assert f"body of {FOLDER}/ReadStateStore.suffixScan" in line
         assert warned == []
+
+
+def test_class_that_is_damaged_is_told_with_its_jar(tmp_path: Path) -> None:
+    """Catches a broken download that is taken for a Spark that lacks something."""
+    jars = sorted(jars_of(INSTALLED).glob("*.jar"))
+    (sql,) = (jar for jar in jars if jar.name.startswith("spark-sql_2.13-"))
+    with zipfile.ZipFile(sql) as whole:
+        begin = whole.getinfo(f"{FOLDER}/StateStore.class").header_offset
+    damaged = bytearray(sql.read_bytes())
+    damaged[begin + 200] ^= 255
+    (tmp_path / "sql.jar").write_bytes(damaged)
+
+    with pytest.raises(CorruptionError, match=r"a jar cannot be read: path='\S+/sql.jar'"):
+        find_missing(build_jar(), [tmp_path / "sql.jar", *(jar for jar in jars if jar != sql)])
 
 
 def test_jar_links_with_its_spark_and_not_with_one_that_lacks_something(tmp_path: Path) -> None:

@@ -193,5 +193,20 @@ def test_publish_without_overwrite_works_without_hard_links(tmp_path, monkeypatc
     assert (tmp_path / "1").read_bytes() == b"a"
 
 
+def test_link_to_a_file_is_listed_as_what_it_leads_to(tmp_path):
+    """Catches a newest batch that nobody sees, since a tool has put a link in its file's place."""
+    (tmp_path / "elsewhere").write_bytes(b"bytes")
+    log = tmp_path / "log"
+    log.mkdir()
+    (log / "0").symlink_to(tmp_path / "elsewhere")
+    (log / "1").symlink_to(tmp_path / "gone")
+    io = LocalFileIO()
+
+    for listed in (io.list(str(log)), io.list_tree(str(log))):
+        assert [(info.name, info.size) for info in listed] == [("0", 5)]
+    io.delete(f"{log}/0")
+    assert (tmp_path / "elsewhere").read_bytes() == b"bytes"
+
+
 def _full_disk(_descriptor):
     raise OSError(errno.ENOSPC, "No space left on device")

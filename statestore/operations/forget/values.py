@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from statestore.codec.byte_ranges import unpack
+from statestore.codec.python_values import time_text
 from statestore.operations.forget.needles import MIN_BYTES
 from statestore.operations.key_set import KeySet
 
@@ -139,7 +140,7 @@ def texts_of(column: Any) -> list[bytes | None]:
     kind = column.type
     if pa.types.is_timestamp(kind):
         times = column.cast(pa.int64()).to_pylist()
-        return [None if us is None else str(np.datetime64(us, "us")).encode() for us in times]
+        return [None if us is None else time_text(us).encode() for us in times]
     if pa.types.is_date32(kind):
         days = column.cast(pa.int32()).to_pylist()
         return [None if day is None else str(np.datetime64(day, "D")).encode() for day in days]

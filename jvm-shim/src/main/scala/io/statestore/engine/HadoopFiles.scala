@@ -226,6 +226,8 @@ object HadoopFiles {
     case e: RuntimeException if e.getCause.isInstanceOf[ClassNotFoundException] =>
       "unsupported-scheme"
     case _ if reasonOf(error).contains("No space left") => "storage-full"
+    // Of HDFS: its class is in a jar that need not be there.
+    case _ if error.getClass.getSimpleName.endsWith("QuotaExceededException") => "storage-full"
     case _ => "storage"
   }
 
