@@ -112,6 +112,8 @@ def test_full_local_disk_is_not_taken_for_a_full_file_system(tmp_path, mounted):
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)]
     is_mounted = subprocess.run(mount, check=False, capture_output=True).returncode == 0
     with closing(HadoopProcess(conf)) as files, ExitStack() as after:
+        if is_mounted:
+            after.callback(subprocess.run, ["umount", "--lazy", str(small)], check=True)
         io = open_io(files, file_system, small)
         io.write("/data/b", b"bytes", sync=True, overwrite=False)
         try:
@@ -121,7 +123,6 @@ def test_full_local_disk_is_not_taken_for_a_full_file_system(tmp_path, mounted):
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         if is_mounted:
-            after.callback(subprocess.run, ["umount", "--lazy", str(small)], check=True)
             io.write("/data/d", b"d" * 2000, sync=True, overwrite=False)
             with suppress(OSError):
                 (small / "filled").write_bytes(bytes(1 << 17))
