@@ -6,9 +6,12 @@ import ast
 import inspect
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from statestore import __version__
 from statestore.checkpoint.layout import BODIES
@@ -233,3 +236,10 @@ def test_every_dependency_is_pinned() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
 
     assert [line for line in lines if not re.fullmatch(r"#.*|[\w.-]+==[\w.]+", line)] == []
+    pinned = {canonicalize_name(line.partition("==")[0]) for line in lines}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    optional = project["project"]["optional-dependencies"].values()
+    groups = project["dependency-groups"].values()
+    lists = [project["project"]["dependencies"], *optional, *groups]
+    needed = {canonicalize_name(Requirement(one).name) for each in lists for one in each}
+    assert needed - pinned == {"statestore"}
