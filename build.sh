@@ -33,8 +33,8 @@ usage: ./build.sh TARGET [ARGUMENT...]
             --spark 4.2, --providers filesystem,rocksdb,heap
   lint      check style, types, layers, the shim and the docs
   docs      the docs as a site in build/site, all links checked
-  bench     measure all providers, results under benchmarks/results/
-  bench-spark MINOR measure the queries on 4.0, 4.1, 4.2 or 4.3, into a folder of its own there
+  bench     measure all providers, results in build/bench (--rounds 1)
+  bench-spark MINOR measure the queries on 4.0, 4.1, 4.2 or 4.3, results in build/sparks
   bench-growth measure a batch against the number of keys, as tables and lines; goes on where it stopped
   nexmark   the queries of Nexmark on all providers, or on yours (--provider CLASS --jars JAR), rows checked;
             goes on where it stopped

@@ -2,8 +2,7 @@
 
     $ python -m benchmarks [--results DIRECTORY] [options of pytest]
 
-Without --results into the folder of this version, `benchmarks/results/<version>`. What other
-benchmarks wrote there stays.
+Without --results into a folder of this machine, as `own_results` has it.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.processes import own_results
 from benchmarks.report import write_report
-from statestore.core.version import __version__
 
 HERE = Path(__file__).parent
 
@@ -28,15 +27,17 @@ def main() -> int:
     Guarantee: results are replaced only after a run that recorded something.
     """
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=Path, default=HERE / "results" / __version__)
+    parser.add_argument("--results", type=Path, help="folder of the results")
     arguments, pytest_options = parser.parse_known_args()
+    size = "quick" if "--quick" in pytest_options else "full"
+    folder: Path = arguments.results or own_results("bench", size)
     with tempfile.TemporaryDirectory() as scratch:
         recorded = Path(scratch) / "benchmark.json"
         options = [str(HERE), f"--benchmark-json={recorded}", *pytest_options]
         exit_code = int(pytest.main(options))
         if recorded.exists() and recorded.stat().st_size > 0:
-            arguments.results.mkdir(parents=True, exist_ok=True)
-            write_report(Path(shutil.move(recorded, arguments.results / recorded.name)))
+            folder.mkdir(parents=True, exist_ok=True)
+            write_report(Path(shutil.move(recorded, folder / recorded.name)))
     return exit_code
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import subprocess
 from dataclasses import replace
 from typing import Any
@@ -101,11 +102,13 @@ def pytest_benchmark_update_machine_info(machine_info: dict[str, Any]) -> None:
 
 @pytest.hookimpl
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
-    """Keep the sizes beside the results, and no dates."""
+    """Keep the sizes and the options beside the results, and no dates."""
     output_json.pop("datetime", None)
     for name in ("time", "author_time"):
         output_json["commit_info"].pop(name, None)
     output_json["suite"] = repr(_suite(config))
+    given = [word for word in config.invocation_params.args if "/" not in word]
+    output_json["options"] = shlex.join(given)
 
 
 def _of_query(measurements: Measurements, name: str, provider: str) -> Measurements:

@@ -26,7 +26,7 @@ from statistics import median
 import pyspark
 
 from benchmarks.plot import Lines, plot_growth
-from benchmarks.processes import own_results, run_module
+from benchmarks.processes import own_results, run_module, say
 from benchmarks.query_runs import run_from_start
 from benchmarks.report import FSYNC_NOTE, NO_STORE_NOTE
 from benchmarks.sessions import benchmark_jar, is_available
@@ -308,12 +308,6 @@ def _cell(line: dict[int, float | None], keys: int, provider: Provider, best: fl
 
 def _ratio(smallest: float | None, largest: float | None) -> str:
     return f"{largest / smallest:.2f}" if smallest and largest else "-"
-
-
-def say(text: str) -> None:
-    """Print at once."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

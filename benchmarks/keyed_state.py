@@ -26,6 +26,7 @@ from typing import Any
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
+from benchmarks.processes import say
 from benchmarks.sessions import start_session
 from benchmarks.workloads import OURS, find_provider
 from statestore import keyed
@@ -228,12 +229,6 @@ def measure(
     query.awaitTermination()
     batches = [report.durationMs["addBatch"] * 1e6 for report in query.recentProgress]
     return *times, batches[WARM_UP_BATCHES:]
-
-
-def say(line: str) -> None:
-    """Print a line at once."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

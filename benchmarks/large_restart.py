@@ -41,9 +41,8 @@ from benchmarks.large_state import (
     start_query,
     write_batch,
 )
-from benchmarks.processes import run_for_each
+from benchmarks.processes import engines_of, resident_bytes, run_for_each
 from benchmarks.sessions import start_session
-from benchmarks.soak import engines_of, resident_bytes
 from benchmarks.workloads import STATE_STORE, Provider, find_provider
 from examples.wikipedia_edits.jars import SPARK_JARS, fetch
 from tests.seaweed import KEY, REGION, Seaweed

@@ -34,9 +34,8 @@ from pyspark.sql.functions import count
 from pyspark.sql.functions import sum as sum_of
 from pyspark.sql.streaming.query import StreamingQuery
 
-from benchmarks.processes import run_for_each
+from benchmarks.processes import engines_of, resident_bytes, run_for_each
 from benchmarks.sessions import start_session
-from benchmarks.soak import engines_of, resident_bytes
 from benchmarks.workloads import STATE_STORE, Provider, find_provider
 
 BATCH_KEYS = 1_000_000

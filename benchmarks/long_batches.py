@@ -22,8 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes import run_for_each
-from benchmarks.soak import engines_of, resident_bytes
+from benchmarks.processes import engines_of, resident_bytes, run_for_each
 from benchmarks.store_runs import StoreDriver
 from benchmarks.workloads import STATE_STORE, Provider, find_provider
 

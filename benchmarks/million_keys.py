@@ -19,10 +19,9 @@ import time
 from pathlib import Path
 from statistics import median
 
-from benchmarks.processes import run_for_each
+from benchmarks.processes import run_for_each, say
 from benchmarks.query_runs import run_from_start
 from benchmarks.sessions import start_session
-from benchmarks.tail_latency import say
 from benchmarks.workloads import Provider, QueryWorkload, find_provider
 
 DEFAULT_PROVIDERS = "rocksdb-changelog,filesystem,rocksdb-backend"

@@ -25,6 +25,7 @@ from statistics import median
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
+from benchmarks.processes import say
 from benchmarks.query_runs import run_from_start, start_query, start_warm_session
 from benchmarks.workloads import OUR_ROCKSDB, OURS, QueryWorkload, find_provider
 from statestore import Checkpoint, Savepoint
@@ -153,12 +154,6 @@ def _write_rows(checkpoint: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     table = Checkpoint(checkpoint).rows().read().flatten()
     pq.write_table(table.select(["key.k", "value.sum"]).rename_columns(["k", "v"]), path)
-
-
-def say(text: str) -> None:
-    """Print at once."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

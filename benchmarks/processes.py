@@ -33,6 +33,12 @@ class Outcome:
     stderr: str = ""
 
 
+def say(text: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
 def own_results(benchmark: str, size: str) -> Path:
     """Return the folder of what was measured here: the project's figures are of another machine.
 
@@ -91,3 +97,25 @@ def cpu_ms() -> float:
         ticks += sum(int(field) for pid in level for field in fields[pid][11:15])
         level = {pid for pid, of in fields.items() if int(of[1]) in level}
     return ticks * 1000 / os.sysconf("SC_CLK_TCK")
+
+
+def engines_of(jvm_pid: int) -> list[int]:
+    """Return the process IDs of what the shim started: engines, and the checkpoint memory."""
+    found = []
+    for listing in Path(f"/proc/{jvm_pid}/task").glob("*/children"):
+        with suppress(OSError):  # threads and processes may be gone
+            for child in listing.read_text().split():
+                command = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+                if any(word.startswith(b"statestore.engine") for word in command):
+                    found.append(int(child))
+    return found
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the resident memory of a process in bytes.
+
+    Without pages of files that it maps: the system takes those back when it needs memory.
+    """
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    sizes = dict(line.split(":", 1) for line in lines)
+    return sum(int(sizes[kind].split()[0]) * 1024 for kind in ("RssAnon", "RssShmem"))

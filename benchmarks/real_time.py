@@ -29,7 +29,7 @@ from typing import Any
 import pyspark
 
 from benchmarks.growth import find_cause
-from benchmarks.processes import own_results, run_module
+from benchmarks.processes import own_results, run_module, say
 from benchmarks.real_time_run import Load, measure
 from benchmarks.sessions import benchmark_jar, load_jars
 from benchmarks.workloads import find_provider
@@ -174,12 +174,6 @@ def memory(samples: Sequence[int]) -> str:
     if not any(samples) or not third:
         return ""
     return f"{median(samples[third : 2 * third]):,.0f} to {median(samples[-third:]):,.0f}"
-
-
-def say(text: str) -> None:
-    """Print at once."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

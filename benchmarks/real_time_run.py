@@ -19,8 +19,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
+from benchmarks.processes import engines_of, resident_bytes
 from benchmarks.sessions import benchmark_jar, load_jars, start_session
-from benchmarks.soak import engines_of, resident_bytes
 from benchmarks.workloads import Provider
 from examples.wikipedia_edits.jars import connector_jars
 from examples.wikipedia_edits.topics import KAFKA
@@ -42,7 +42,8 @@ class Load:
         query: `aggregation`, a count by key, or `variable`, the same by transformWithState.
         rate: Rows a second.
         keys: How many keys they have, in random order.
-        warm_up_s: Seconds whose rows do not count; they are all told before those that do are sent.
+        warm_up_s: Seconds whose rows do not count; they are all told, and their batch has ended,
+            before those that do are sent: the first batch and its end are slow in every store.
         seconds: Seconds of the rows that count.
         batch_s: Seconds of a batch.
     """
@@ -86,13 +87,15 @@ def measure(provider: Provider, load: Load, servers: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="statestore-real-time-") as work:
         query = _start(spark, load, servers, source, sink, Path(work))
         _send(load, load.warm_up_s, servers, source)
-        _wait_until_told(spark, query, servers, sink, load.rate * load.warm_up_s)
+        warmed = load.rate * load.warm_up_s
+        _wait_until_told(spark, query, servers, sink, warmed)
+        _wait_for_batch(query, load, warmed)
         begin_ms = SystemClock().now_ms()
         watch = Watch(pid)
         with watch.running():
             _send(load, load.seconds, servers, source)
             _wait_until_told(spark, query, servers, sink, load.rows)
-        batches = _wait_for_batch(query, load)
+        batches = _wait_for_batch(query, load, load.rows)
         query.stop()
         measured = _times(spark, servers, sink, load, begin_ms)
     spark.stop()
@@ -180,10 +183,10 @@ def _wait_until_told(
         time.sleep(0.5)
 
 
-def _wait_for_batch(query: StreamingQuery, load: Load) -> list[dict[str, Any]]:
-    """Wait until the last row is committed; return what each batch with rows says of its state."""
+def _wait_for_batch(query: StreamingQuery, load: Load, num_rows: int) -> list[dict[str, Any]]:
+    """Wait until rows are committed; return what each batch with rows says of its state."""
     deadline = time.monotonic() + load.batch_s + DRAIN_S
-    while sum([batch["numInputRows"] for batch in _batches(query)]) < load.rows:
+    while sum([batch["numInputRows"] for batch in _batches(query)]) < num_rows:
         if error := query.exception():
             raise error
         if time.monotonic() > deadline:

@@ -71,6 +71,7 @@ def render_run_info(results: Results) -> str:
         "Python": machine["python_version"],
         "Spark": machine["spark"],
         "pyarrow": machine["pyarrow"],
+        "options": f"`{results.document.get('options', '')}`",
         "sizes": f"`{results.document['suite']}`",
     }
     table = _table(["", ""], [[name, value] for name, value in facts.items()])

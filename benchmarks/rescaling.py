@@ -30,6 +30,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from benchmarks.datasets import input_files, link_files
+from benchmarks.processes import say
 from benchmarks.query_runs import run_from_start, start_query, start_warm_session
 from benchmarks.workloads import OURS, Provider, QueryWorkload, find_provider
 from statestore import Checkpoint
@@ -166,12 +167,6 @@ def compare(figures: dict[tuple[str, int], dict[str, float]]) -> None:
     ours = [figures[OURS, keys]["rescale"] for keys in sizes if (OURS, keys) in figures]
     if len(ours) > 1:
         say(f"from {sizes[0]:,} to {sizes[-1]:,} keys: {ours[-1] / ours[0]:.2f} times as long")
-
-
-def say(text: str) -> None:
-    """Print at once."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,6 +32,7 @@ from pyspark.sql.functions import sum as sum_of
 from pyspark.sql.streaming.query import StreamingQuery
 
 import statestore
+from benchmarks.processes import engines_of, resident_bytes
 from statestore.core.providers import PROVIDERS
 
 ROWS_PER_BATCH = 200
@@ -216,28 +216,6 @@ def sample(spark: SparkSession, work: Path) -> dict[str, float]:
         "checkpoint files": num_files(work / "checkpoint"),
         "scratch files": num_files(work / "scratch"),
     }
-
-
-def engines_of(jvm_pid: int) -> list[int]:
-    """Return the process IDs of what the shim started: engines, and the checkpoint memory."""
-    found = []
-    for listing in Path(f"/proc/{jvm_pid}/task").glob("*/children"):
-        with suppress(OSError):  # threads and processes may be gone
-            for child in listing.read_text().split():
-                command = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-                if any(word.startswith(b"statestore.engine") for word in command):
-                    found.append(int(child))
-    return found
-
-
-def resident_bytes(pid: int) -> int:
-    """Return the resident memory of a process in bytes.
-
-    Without pages of files that it maps: the system takes those back when it needs memory.
-    """
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    sizes = dict(line.split(":", 1) for line in lines)
-    return sum(int(sizes[kind].split()[0]) * 1024 for kind in ("RssAnon", "RssShmem"))
 
 
 def num_open_files(pid: int) -> int:

@@ -2,23 +2,22 @@
 
     $ ./build.sh bench-spark 4.1 --rounds 1
 
-measures on one Spark, into a folder of its own below the results, and makes `sparks.md` anew of all
-such folders. A minor that has not been measured has an empty column.
+measures on one Spark, into a folder of its own below `build/sparks`, and makes `sparks.md` there of
+all such folders. A minor that has not been measured has an empty column.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 from benchmarks.figures import Results
+from benchmarks.processes import own_results
 from benchmarks.report import FSYNC_NOTE
 from benchmarks.workloads import OUR_ROCKSDB, OURS, find_provider
-from statestore.core.version import SPARK_MINORS, __version__
+from statestore.core.version import SPARK_MINORS
 from tools.spark_jars import INSTALLED
 
-RESULTS = Path(__file__).parent / "results" / __version__
 METRICS = (
     "W1 first batch",
     "W1 batch",
@@ -78,8 +77,10 @@ def _ratio(measured: Results | None, metric: str, ours: str, other: str) -> str:
 
 def main() -> int:
     """Measure on the installed Spark with the given options of pytest, and write `sparks.md`."""
+    results_of_all = own_results("sparks", "quick" if "--quick" in sys.argv else "full")
+    folders = {minor: results_of_all / f"spark-{minor}" for minor in SPARK_MINORS}
     providers = dict.fromkeys(name for pair in PAIRS for name in pair)
-    command = [sys.executable, "-m", "benchmarks", "--results", str(_folder(INSTALLED))]
+    command = [sys.executable, "-m", "benchmarks", "--results", str(folders[INSTALLED])]
     command += [
         "--providers",
         ",".join(providers),
@@ -88,14 +89,11 @@ def main() -> int:
         *sys.argv[1:],
     ]
     done = subprocess.run(command, check=False)
-    found = {minor: _folder(minor) / "benchmark.json" for minor in SPARK_MINORS}
+    found = {minor: folder / "benchmark.json" for minor, folder in folders.items()}
     results = {minor: Results(path) for minor, path in found.items() if path.exists()}
-    (RESULTS / "sparks.md").write_text(render(results))
+    if results:
+        (results_of_all / "sparks.md").write_text(render(results))
     return done.returncode
-
-
-def _folder(minor: str) -> Path:
-    return RESULTS / f"spark-{minor}"
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
+from benchmarks.processes import engines_of
 from benchmarks.sessions import benchmark_jar, start_session
 from benchmarks.workloads import CommitWorkload, MemoryWorkload, Provider, StoreWorkload
 
@@ -183,7 +184,7 @@ def run_snapshot(workload: MemoryWorkload, provider: Provider, work: Path) -> li
         `peak_bytes` while the snapshot is in flight; `peak_resident_bytes` counts mapped files too.
     """
     driver = _start_warm_driver(provider, work)
-    engines = engine_processes(driver.jvm_pid)
+    engines = engines_of(driver.jvm_pid)
     before = {pid: process_memory(pid) for pid in engines}
     root = driver.open("aggregation")
     version_bytes = driver.write(workload.keys)["payload_bytes"]
@@ -263,17 +264,3 @@ def process_memory(pid: int) -> dict[str, int]:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     pairs = (line.split() for line in lines)
     return {fields[0].rstrip(":"): int(fields[1]) * 1024 for fields in pairs}
-
-
-def engine_processes(jvm_pid: int) -> list[int]:
-    """Return the process IDs of the engines that the JVM started."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
-            command = (status.parent / "cmdline").read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(fields["PPid"]) == jvm_pid and b"statestore.engine" in command:
-            found.append(int(fields["Pid"]))
-    return found

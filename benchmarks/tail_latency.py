@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.datasets import input_files, link_files
-from benchmarks.processes import run_for_each
+from benchmarks.processes import run_for_each, say
 from benchmarks.query_runs import start_query, start_warm_session, summarise_progress
 from benchmarks.workloads import QueryWorkload, find_provider
 
@@ -100,12 +100,6 @@ def percentile(values: Sequence[float], percent: int) -> float:
         percent: 1 to 100.
     """
     return sorted(values)[math.ceil(len(values) * percent / 100) - 1]
-
-
-def say(text: str) -> None:
-    """Print at once."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ from benchmarks.comparison.benchmark import Benchmark, Q
 from benchmarks.comparison.report import Run, plot_runs, read_runs, render
 from benchmarks.comparison.run import Measured, open_session, run_query
 from benchmarks.comparison.stores import FLOOR, GIVEN, STORES, find_stores, given_store
-from benchmarks.growth import find_cause, say
-from benchmarks.processes import own_results, run_module
+from benchmarks.growth import find_cause
+from benchmarks.processes import own_results, run_module, say
 from benchmarks.sessions import benchmark_jar
 from benchmarks.workloads import Provider
 
