@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,7 +29,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from benchmarks.datasets import input_files, link_files
-from benchmarks.processes import say
+from benchmarks.processes import run_module, say
 from benchmarks.query_runs import run_from_start, start_query, start_warm_session
 from benchmarks.workloads import OURS, Provider, QueryWorkload, find_provider
 from statestore import Checkpoint
@@ -38,7 +37,6 @@ from statestore import Checkpoint
 PARTITIONS, RESCALED_PARTITIONS = 4, 8
 SPARKS = "rocksdb"
 PROVIDERS = (OURS, SPARKS)
-FIGURE = "FIGURE "
 
 
 def main() -> int:
@@ -51,19 +49,17 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.application:
         provider = find_provider(arguments.application)
-        say(FIGURE + json.dumps(measure(provider, int(arguments.keys), arguments.rounds)))
+        say(json.dumps(measure(provider, int(arguments.keys), arguments.rounds)))
         return 0
     figures: dict[tuple[str, int], dict[str, float]] = {}
     for keys in map(int, arguments.keys.split(",")):
         for provider_id in arguments.providers.split(","):
-            command = [sys.executable, "-m", "benchmarks.rescaling", "--application", provider_id]
-            command += ["--keys", str(keys), "--rounds", str(arguments.rounds)]
-            done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
-            lines = [line for line in done.stdout.splitlines() if line.startswith(FIGURE)]
-            if done.returncode or not lines:
-                say(f"{provider_id} with {keys:,} keys failed: exit status {done.returncode}")
+            given = ["--keys", str(keys), "--rounds", str(arguments.rounds)]
+            done = run_module("rescaling", ["--application", provider_id, *given])
+            if done.failure:
+                say(f"{provider_id} with {keys:,} keys failed: {done.failure}: {done.stderr}")
                 return 1
-            figures[provider_id, keys] = json.loads(lines[-1].removeprefix(FIGURE))
+            figures[provider_id, keys] = done.result
             report(provider_id, keys, figures[provider_id, keys])
     compare(figures)
     return 0
