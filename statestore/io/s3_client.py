@@ -122,7 +122,7 @@ def _retry(
         status, code = response[0].status_code, response[1].get("Error", {}).get("Code", "")
         if status not in _PASSING_STATUS and code not in _PASSING_CODES:
             return None
-    elif not isinstance(caught_exception, HTTPClientError):
+    elif not isinstance(caught_exception, HTTPClientError) or _is_unsendable(caught_exception):
         return None
     return wait_s(attempts)
 
@@ -176,6 +176,12 @@ def status_of(error: BaseException) -> int | None:
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) or None
 
 
+def _is_unsendable(error: BaseException) -> bool:
+    """Return whether a request cannot be written down: HTTP has no such header or address."""
+    cause = error.kwargs.get("error") if isinstance(error, HTTPClientError) else None
+    return isinstance(cause, ValueError)
+
+
 @contextmanager
 def named_s3_errors(action: str, path: str, settings: S3Settings) -> Iterator[None]:
     """Turn errors of boto3 into errors of this package.
@@ -195,6 +201,16 @@ def _raise_named(
     code = _code(error)
     status = status_of(error)
     endpoint = settings.endpoint or "AWS"
+    if _is_unsendable(error):
+        # Its text has the header, and so the token: it is shown nowhere.
+        raise StorageError(
+            f"cannot {action}: its request cannot be sent",
+            kind="permission-denied",
+            file=path,
+            endpoint=endpoint,
+            to_fix="take line breaks out of the AWS credentials: the options s3.accessKey and "
+            "s3.sessionToken, AWS_ACCESS_KEY_ID and AWS_SESSION_TOKEN, or the profile",
+        ) from None
     if code == "NoSuchBucket":
         raise StorageError(
             f"cannot {action}: its bucket does not exist",

@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from statestore.core.errors import (
     StorageError,
 )
 from statestore.core.options import StateStoreOptions
+from statestore.io import s3_client
 from statestore.io.s3 import MOST_PARTS, PART_BYTES, S3FileIO, part_bytes_of
 from statestore.io.s3_settings import S3Settings, resolve_s3_path
 from tests.seams import at
@@ -195,6 +197,27 @@ def test_session_token_of_the_options_is_sent(s3_server, bucket, tmp_path):
     io.write(f"/{bucket}/a", b"rows", sync=True, overwrite=True)
 
     assert s3_server.session_tokens == {"token-1"}
+
+
+@pytest.mark.skipif(IS_CHOSEN, reason="the settings of the other server have no token")
+@pytest.mark.parametrize("option", ["s3_access_key", "s3_session_token"])
+def test_credentials_with_a_line_break_are_not_shown(
+    s3_server, bucket, tmp_path, monkeypatch, option
+):
+    """Catches a token in logs, events and files: HTTP's error has the header that it refuses."""
+    keys = {"s3_access_key": "temporary", "s3_secret_key": "hush", "s3_session_token": "token-1"}
+    options = StateStoreOptions(**s3_server.options(**keys | {option: "quiet\nplease"}))
+    io = S3FileIO(str(tmp_path), S3Settings.from_options(options))
+    monkeypatch.setattr(s3_client, "wait_s", lambda _: pytest.fail("is tried again"))
+
+    for call in (
+        lambda: io.write(f"/{bucket}/a", b"rows", sync=True, overwrite=True),
+        lambda: io.list(f"/{bucket}/a"),
+    ):
+        with pytest.raises(StorageError, match="take line breaks out of") as told:
+            call()
+        assert told.value.kind == "permission-denied"
+        assert "quiet" not in "".join(traceback.format_exception(told.value))
 
 
 @pytest.mark.parametrize("size", [100, 3 * PART_BYTES])

@@ -43,6 +43,12 @@ CASES: dict[str, tuple[str, int, bool, list[dict[str, str]]]] = {
         False,
         [series(FIRST, "engineRestarts_Value", "0x9 1x9")],
     ),
+    "two engines died": (
+        "StatestoreEngineRestarts",
+        14,
+        False,
+        [series(FIRST, "engineRestarts_Value", "0x9 1 2x9")],
+    ),
     "engines died, and another application is there": (
         "StatestoreEngineRestarts",
         16,
@@ -101,6 +107,21 @@ CASES: dict[str, tuple[str, int, bool, list[dict[str, str]]]] = {
             series(FIRST, "commitSyncMs_Mean", "20x4 250x10 20x30"),
             series(FIRST, "commitMs_Count", "0+8x45"),
         ],
+    ),
+    "commits wait for S3": (
+        "StatestoreCommitSlow",
+        20,
+        True,
+        [
+            series(FIRST, "commitPublishMs_Mean", "9e3x30"),
+            series(FIRST, "commitMs_Count", "0+8x30"),
+        ],
+    ),
+    "commits waited for S3, and the query was stopped": (
+        "StatestoreCommitSlow",
+        40,
+        False,
+        [series(FIRST, "commitPublishMs_Mean", "9e3x60"), series(FIRST, "commitMs_Count", "80x60")],
     ),
     "engines are large": (
         "StatestoreEngineMemory",

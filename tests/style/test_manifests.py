@@ -18,6 +18,7 @@ from .test_repo_style import ROOT
 DOCS = ROOT / "docs"
 KINDS = {
     "pod-monitor": ("monitoring.coreos.com/v1", "PodMonitor"),
+    "network-policy": ("networking.k8s.io/v1", "NetworkPolicy"),
     "savepoints": ("batch/v1", "CronJob"),
     "spark-application": ("spark.apache.org/v1", "SparkApplication"),
 }
@@ -111,5 +112,14 @@ def test_monitor_asks_executors_at_the_port_of_their_exporter() -> None:
     text = (DOCS / "deploy" / "spark-application.yaml").read_text()
     (agent,) = re.findall(r"^    # spark\.executor\.extraJavaOptions: (.*)$", text, re.MULTILINE)
 
+    port = agent.partition("=")[2].partition(":")[0]
+    policy = manifest("network-policy")["spec"]
+
     assert spec["selector"]["matchLabels"] == {"spark-role": "executor"}
-    assert agent.partition("=")[2].startswith(f"{endpoint['portNumber']}:")
+    assert policy["podSelector"] == spec["selector"]
+    assert policy["ingress"][0]["ports"] == [{"protocol": "TCP", "port": int(port)}]
+    # With a port of this name or number the operator keeps no pod: no container declares it.
+    assert not endpoint.keys() & {"port", "portNumber", "targetPort"}
+    name, address = endpoint["relabelings"]
+    assert re.fullmatch(name["regex"], "spark-kubernetes-executor")
+    assert (address["targetLabel"], address["replacement"]) == ("__address__", f"${{1}}:{port}")

@@ -100,8 +100,8 @@ class Record:
     Attributes:
         checkpoint: URI of the checkpoint that it is of.
         query_id: ID of its query; empty where it has none.
-        asked: What was asked for: job, its checksum, arguments; a call that asks for the same goes
-            on with the trial.
+        asked: What was asked for: job, checksums of it and of its arguments. A call that asks for
+            the same goes on with the trial.
         state: How far it is.
         first_version: The version that the branch was made of; 0 before.
         version: The version that the new code has reached; 0 before.
