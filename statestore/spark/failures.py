@@ -55,7 +55,8 @@ _CONDITION = re.compile(rf"\[({'|'.join(_LASTING_CONDITIONS)})(?:\.\w+)*\]")
 _ARGUMENT = re.compile(r"\bIllegalArgumentException: [^\n]*To fix: ")  # the shim's own
 _PLANNING = re.compile(  # some of them have no SQLSTATE
     r"\b(?:org\.apache\.spark|pyspark)\.(?:\w+\.)*(\w*AnalysisException|ParseException): "
-    # What Hive's metastore has raised says nothing of the plan: it may be down.
+    # What a catalog, or a source in Python, has raised says nothing of the plan: it may be down.
+    r"(?!\[(?:FAILED_JDBC|PYTHON_DATA_SOURCE_ERROR|UNABLE_TO_FETCH_HIVE_TABLES)\b)"
     r"(?!(?:\[[\w.]+\] )?org\.apache\.(?:hadoop\.hive\.ql\.metadata\.HiveException|thrift\.))"
 )
 _STOPPED = re.compile(r"stopped SparkContext|SparkContext was shut down")

@@ -405,6 +405,27 @@ def _engine(error_class: str, kind: str) -> str:
             "org.apache.thrift.transport.TTransportException: Read timed out",
             None,
         ),
+        (
+            "pyspark.errors.exceptions.captured.AnalysisException: [FAILED_JDBC.TABLE_EXISTS] "
+            "Failed JDBC jdbc:postgresql://db/x on the operation: Check that the table `a` exists. "
+            "SQLSTATE: HV000\nCaused by: java.net.ConnectException: Connection refused",
+            None,
+        ),
+        (
+            "org.apache.spark.sql.AnalysisException: [UNABLE_TO_FETCH_HIVE_TABLES] Unable to fetch "
+            "tables of Hive database: a. SQLSTATE: 58030",
+            None,
+        ),
+        (
+            "org.apache.spark.sql.AnalysisException: [PYTHON_DATA_SOURCE_ERROR] Failed to create "
+            "Python data source x: Traceback\n  ConnectionError: refused SQLSTATE: 38000",
+            None,
+        ),
+        (
+            "org.apache.spark.sql.AnalysisException: [INSERT_COLUMN_ARITY_MISMATCH.TOO_MANY_DATA_"
+            "COLUMNS] Cannot write to `a`. SQLSTATE: 21S01",
+            "AnalysisException",
+        ),
         ("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012", "22012"),
         (
             "[STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE] Provided value schema. SQLSTATE: XXKST",
