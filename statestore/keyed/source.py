@@ -17,6 +17,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import pyspark
@@ -62,7 +63,11 @@ class StatefulSource(DataSource):
 
     @abstractmethod
     def initialize_state(self) -> list[Element]:
-        """Return the elements that a query without a checkpoint starts from."""
+        """Return the elements that a query without a checkpoint starts from.
+
+        Asked once in a run, and again after a restart as long as no batch is committed. It must
+        return the same then: Spark does not keep what the first batch starts from.
+        """
 
     @abstractmethod
     def snapshot_state(self, elements: list[Element]) -> list[Element]:
@@ -116,24 +121,24 @@ class _Reader(DataSourceStreamReader):
         self._source = source
         self._parallelism = parallelism
 
+    @cached_property
+    def _initial(self) -> list[Element]:
+        return self._source.initialize_state()  # Spark asks to plan the first batch, and to read it
+
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        return {"elements": self._source.initialize_state()}
+        return {"elements": self._initial}
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:  # noqa: ARG002, N802
         before = start["elements"]
         after = self._source.snapshot_state(deepcopy(before))  # which it may change in place
-        if len(after) < len(before):
-            raise InvalidArgumentError(
-                "the source has fewer elements than before, which are in no batch any more",
-                elements_before=len(before),
-                elements=len(after),
-                to_fix="have snapshot_state return each element that it is given, as it is now, "
-                "and new ones behind them",
-            )
+        to_fix = "have snapshot_state return each element that it is given, as it is now, and new "
+        _require_all(before, after, to_fix + "ones behind them")
         return {"elements": after}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         before, after = start["elements"], end["elements"]
+        to_fix = "have initialize_state return what it did when the first batch was planned"
+        _require_all(before, after, to_fix)
         added = [None] * (len(after) - len(before))
         pairs = list(zip([*before, *added], after, strict=True))
         return split(pairs, self._parallelism, self._source.redistribution)
@@ -143,6 +148,16 @@ class _Reader(DataSourceStreamReader):
 
     def commit(self, end: dict[str, Any]) -> None:
         self._source.notify_checkpoint_complete(end["elements"])
+
+
+def _require_all(before: list[Element], after: list[Element], to_fix: str) -> None:
+    if len(after) < len(before):
+        raise InvalidArgumentError(
+            "the source has fewer elements than before, which are in no batch any more",
+            elements_before=len(before),
+            elements=len(after),
+            to_fix=to_fix,
+        )
 
 
 def split(

@@ -73,6 +73,39 @@ def test_refused_when_elements_go_nowhere() -> None:
         ToNobody({}).streamReader(StructType())
 
 
+class Listing(Numbers):
+    """Begins with what is there when it is asked."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self.found = 0
+
+    def initialize_state(self) -> list[Any]:
+        self.found += 1
+        return [self.found] * self.found
+
+
+def test_first_batch_is_read_from_where_it_was_planned() -> None:
+    """Catches rows that are in no batch, between two answers of a source in one run."""
+    reader: Any = Listing({}).streamReader(StructType())
+
+    end = reader.latestOffset(reader.initialOffset(), None)
+    (planned,) = reader.partitions(reader.initialOffset(), end)
+
+    assert planned.elements == [(1, 2), (None, 9)]
+
+
+def test_first_batch_that_begins_with_more_elements_than_it_was_planned_with_is_refused() -> None:
+    """Catches a query that never starts again, for an error from the inside."""
+    reader: Any = Listing({}).streamReader(StructType())
+    reader.initialOffset()
+
+    with pytest.raises(
+        InvalidArgumentError, match=r"elements_before=1, elements=0.*initialize_state"
+    ):
+        reader.partitions(reader.initialOffset(), {"elements": []})
+
+
 class Losing(Numbers):
     def snapshot_state(self, elements: list[Any]) -> list[Any]:
         return elements[1:]
