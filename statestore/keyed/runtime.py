@@ -214,13 +214,13 @@ class TimerService:
         """Call `on_timer` in the first batch whose watermark has reached it.
 
         Raises:
-            InvalidArgumentError: The time mode is another one, or the time no whole number; no
-                timer is changed. So do the three below.
+            InvalidArgumentError: The time mode is another one, or the time no whole number of 64
+                bits; no timer is changed. So do the three below.
         """
         self._register("EventTime", timestamp)
 
     def register_processing_time_timer(self, timestamp: int) -> None:
-        """Call `on_timer` in the first batch that begins later; a batch has to begin for it."""
+        """Call `on_timer` in the first batch that begins at that time or later."""
         self._register("ProcessingTime", timestamp)
 
     def delete_event_time_timer(self, timestamp: int) -> None:
@@ -257,16 +257,20 @@ def whole_ms(timestamp: Any) -> int:
     """Return the time of a timer as an int.
 
     Raises:
-        InvalidArgumentError: It is no whole number; Spark refuses it, too, by no name.
+        InvalidArgumentError: It is no whole number, or has more than 64 bits; Spark refuses it,
+            too, by no name.
     """
     try:
-        return operator.index(timestamp)
+        whole = operator.index(timestamp)
     except TypeError:
+        whole = 1 << 63
+    if not -1 << 63 <= whole < 1 << 63:
         raise InvalidArgumentError(
-            "a timer is at a whole number of milliseconds",
-            to_fix="give int(timestamp)",
+            "a timer is at a whole number of milliseconds, of 64 bits",
+            to_fix="give int(timestamp), milliseconds since 1970",
             timestamp=timestamp,
-        ) from None
+        )
+    return whole
 
 
 class Context:

@@ -34,9 +34,11 @@ from statestore.testing.keyed_store import (
     KeyedStore,
     StateToBeginWith,
     as_spark,
+    delivered,
     grouped,
     identity,
     microseconds,
+    shown_key,
 )
 
 
@@ -50,11 +52,13 @@ class KeyedHarness:
         key: Name of the grouping column, or names.
         output: As of `process`; of a function only.
         time_mode: As of `process`.
-        event_time: Column of the rows' time, a datetime: a row that is not later than the watermark
-            of the batch before is dropped, as Spark does. None drops no row.
+        event_time: Column of the rows' time, a datetime: with time mode `EventTime` a row that is
+            not later than the watermark of the batch before is dropped, as Spark does. None drops
+            no row.
         state: A `Checkpoint` or `Savepoint`. The first batch begins with its newest state: the
-            state variables by their names, what is left of their time to live, and the timers. It
-            is read now and when a state is taken, and never written. None begins without state.
+            state variables by their names, what is left of their time to live, and the timers; not
+            its watermark, which `batch` is given. It is read now and when a state is taken, and
+            never written. None begins without state.
         operator: The operator of `state` that is meant, where several have state variables.
 
     Attributes:
@@ -125,7 +129,9 @@ class KeyedHarness:
         """Run a batch: the rows, key by key, and then the timers that are due.
 
         Args:
-            rows: Spark's rows, or dicts of their columns. A key's rows come in this order.
+            rows: Spark's rows, or dicts of their columns. A key's rows come in this order. Within
+                a column a struct is given as a Row, and a map as a dict; the function is handed
+                what Spark makes of them: a dict, and a list of pairs.
             at_ms: When the batch begins, by processing time: as the batch before or later. As
                 before when left out.
             watermark_ms: Its watermark, likewise.
@@ -135,7 +141,8 @@ class KeyedHarness:
 
         Raises:
             InvalidArgumentError: A time goes back, or is no whole number; a row is none, lacks a
-                column, or has an event time that is no datetime, or a key that is a map.
+                column, or has an event time that is no datetime, or a key that is a map; a
+                StatefulProcessor does what ends a query on Spark.
             Exception: What the function raised.
 
         Guarantee: after a raise, state, timers and times are those before the batch.
@@ -162,8 +169,9 @@ class KeyedHarness:
         Returns:
             By the key, its value where it is one column, else the tuple; a tuple also for an array
             or a struct, and bytes for a binary. Of a value or reducing state it has the value, of
-            an aggregating state the accumulator, of a list state a list, of a map state a dict. A
-            StatefulProcessor's values are tuples of columns.
+            an aggregating state the accumulator, of a list state a list, of a map state a dict,
+            whose keys are shown as the key is where they cannot be hashed. A StatefulProcessor's
+            values are tuples of columns.
 
         Raises:
             InvalidArgumentError: No state has the name; names those there are.
@@ -178,14 +186,14 @@ class KeyedHarness:
             )
         converts = [each.from_row for each in self._columns.get(name, ())]
         shown = {
-            _shown_key(of_key.key): variable.show(of_key, converts)
+            shown_key(of_key.key): variable.show(of_key, converts)
             for of_key in variable.entries.values()
         }
         return {key: value for key, value in shown.items() if value is not None}
 
     def timers(self) -> set[tuple[int, Any]]:
         """Return the timers: when each is due, milliseconds since 1970, and its key."""
-        return {(at_ms, _shown_key(key)) for (_, at_ms), key in self._store.timers.items()}
+        return {(at_ms, shown_key(key)) for (_, at_ms), key in self._store.timers.items()}
 
     def _by_key(self, rows: Iterable[Row | Mapping[str, Any]]) -> list[tuple[Key, list[Row]]]:
         """Return each key with its rows, without those that are late."""
@@ -208,11 +216,12 @@ class KeyedHarness:
                 continue
             key = tuple(grouped(row[name]) for name in self._key)
             try:
-                by_key.setdefault(identity(key), (key, []))[1].append(row)
+                _, together = by_key.setdefault(identity(key), (key, []))
             except TypeError as error:
                 raise InvalidArgumentError(
                     "Spark groups by no map", to_fix="group by its entries, as an array", row=row
                 ) from error
+            together.append(Row(*row.__fields__)(*map(delivered, row)))
         return [*by_key.values()]
 
     def _is_late(self, row: Row) -> bool:
@@ -224,7 +233,9 @@ class KeyedHarness:
                 column=self._event_time,
                 row=row,
             )
-        return at is not None and microseconds(at) <= self.watermark_ms * 1000
+        if at is None or self._time_mode != "EventTime":
+            return False
+        return microseconds(at) <= self.watermark_ms * 1000
 
     def _run(self, by_key: Sequence[tuple[Key, list[Row]]], now: TimerValues) -> Iterator[Row]:
         """Yield what a task returns."""
@@ -234,21 +245,20 @@ class KeyedHarness:
         handle.is_open = True
         for key, rows in by_key:
             store.key = key
-            yield from processor.handleInputRows(key, iter(rows), now) or ()
+            handed = tuple(map(delivered, key))
+            yield from _returned(processor.handleInputRows(handed, iter(rows), now))
         until_ms = now.getCurrentWatermarkInMs()
         if self._time_mode == "ProcessingTime":
             until_ms = now.getCurrentProcessingTimeInMs()
         due = [timer for timer in store.timers.items() if timer[0][1] <= until_ms]
         for place, key in sorted(due, key=lambda timer: timer[0][1]):
             store.key = key
-            yield from (
-                processor.handleExpiredTimer(
-                    key=tuple(map(as_spark, key)),
-                    timerValues=now,
-                    expiredTimerInfo=ExpiredTimerInfo(place[1]),
-                )
-                or ()
+            returned = processor.handleExpiredTimer(
+                key=tuple(map(as_spark, key)),
+                timerValues=now,
+                expiredTimerInfo=ExpiredTimerInfo(place[1]),
             )
+            yield from _returned(returned)
             store.timers.pop(place, None)  # Spark's does, also where it was registered again.
         processor.close()
 
@@ -263,15 +273,14 @@ def _not_back(name: str, given: int | None, before: int) -> int:
     return before if given is None else given
 
 
-def _shown_key(key: Key) -> Any:
-    shown = _hashable(key)
-    return shown[0] if len(key) == 1 else shown
-
-
-def _hashable(value: Any) -> Any:
-    if isinstance(value, bytearray):
-        return bytes(value)
-    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
+def _returned(rows: Any) -> Any:
+    if rows is None:
+        raise InvalidArgumentError(
+            "a processor returned no iterator, which ends the query on Spark",
+            to_fix="have handleInputRows and handleExpiredTimer return iter([]) for no rows",
+            returned=rows,
+        )
+    return rows
 
 
 @contextmanager

@@ -75,6 +75,7 @@ class Variable:
 
     Attributes:
         store: Has the key in hand and the time.
+        name: Of the state.
         kind: value, list or map.
         schemas: Of the values, and before it of a map's keys.
         ttl_ms: How long a new entry lives; None for ever.
@@ -82,6 +83,7 @@ class Variable:
     """
 
     store: KeyedStore
+    name: str
     kind: str
     schemas: list[sql.StructType]
     ttl_ms: int | None
@@ -104,7 +106,14 @@ class Variable:
             return values or None
         if self.kind == "value":
             return values[0]
-        return dict(zip([of_map_key(self.map_key(each)) for each in alive], values, strict=True))
+        keys: list[Any] = []
+        for row in map(self.map_key, alive):
+            keys.append(of_map_key(row))
+            try:
+                hash(keys[-1])
+            except TypeError:
+                keys[-1] = shown_key(row) if converts else hashable(row)
+        return dict(zip(keys, values, strict=True))
 
     def alive(self) -> list[Entry]:
         """Return the entries of the key in hand that have not expired."""
@@ -153,13 +162,22 @@ class _List(Variable):
         yield from [self.read(each) for each in self.alive()]  # when asked for one, as Spark's
 
     def put(self, newState: Iterable[Columns]) -> None:
-        self.replace([self.entry(each) for each in newState])
+        self.replace(self._entries(newState))
 
     def appendValue(self, newState: Columns) -> None:
         self.appendList([newState])
 
     def appendList(self, newState: Iterable[Columns]) -> None:
-        self.replace([*self.alive(), *(self.entry(each) for each in newState)])
+        self.replace([*self.alive(), *self._entries(newState)])
+
+    def _entries(self, rows: Iterable[Columns]) -> list[Entry]:
+        if not (entries := [*map(self.entry, rows)]):
+            raise InvalidArgumentError(
+                "Spark writes no empty list, and ends the query",
+                to_fix="call clear() for none, or append nothing",
+                state=self.name,
+            )
+        return entries
 
 
 class _Map(Variable):
@@ -246,7 +264,7 @@ class KeyedStore:
             InvalidArgumentError: It was of another kind, or of other columns, or its time to live
                 was added or removed.
         """
-        taken = _KINDS[kind](self, kind, schemas, ttl_ms)
+        taken = _KINDS[kind](self, name, kind, schemas, ttl_ms)
         before = self.variables.get(name)
         if before is not None:
             was, now = (
@@ -395,6 +413,19 @@ def identity(value: Any) -> Any:
     return tuple(map(identity, value)) if isinstance(value, list | tuple) else value
 
 
+def hashable(value: Any) -> Any:
+    """Return a value of columns as a key of a dict: arrays and structs as tuples."""
+    if isinstance(value, bytearray):
+        return bytes(value)
+    return tuple(map(hashable, value)) if isinstance(value, list | tuple) else value
+
+
+def shown_key(key: Key) -> Any:
+    """Return a key as a test sees it: its value where it is one column, else the tuple."""
+    shown = hashable(key)
+    return shown[0] if len(key) == 1 else shown
+
+
 def microseconds(at: datetime) -> int:
     """Return microseconds since 1970; a time without a zone is in the local one, as in PySpark."""
     return (at.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)
@@ -471,6 +502,19 @@ def as_spark(value: Any) -> Any:
     if isinstance(value, datetime) and value.tzinfo:
         return value.astimezone().replace(tzinfo=None)
     return value
+
+
+def delivered(value: Any) -> Any:
+    """Return a value of a row as Spark hands it to a function.
+
+    What `createDataFrame` takes for a struct, a Row, is a dict there; of a map, a dict, it is the
+    list of its entries.
+    """
+    if (names := getattr(value, "__fields__", None)) is not None:
+        return dict(zip(names, map(delivered, value), strict=True))
+    if isinstance(value, dict):
+        return [(delivered(key), delivered(each)) for key, each in value.items()]
+    return [*map(delivered, value)] if isinstance(value, list) else value
 
 
 def _of_arrow(value: Any, kind: sql.DataType) -> Any:

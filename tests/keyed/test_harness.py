@@ -6,6 +6,7 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -293,10 +294,10 @@ def test_refused_what_spark_would_keep_as_something_else(value: Any) -> None:
 
 
 class Returns(keyed.RichFlatMapFunction):
-    """Returns the value of each row."""
+    """Returns what each row's function gives, which is handed over as it is."""
 
     def flat_map(self, value: Any) -> Any:
-        yield value.value
+        yield value.gives()
 
 
 @pytest.mark.parametrize("value", [(1, "x"), [1, "x"], {"b": "x", "a": 1}, Row(a=1, b="x")])
@@ -304,8 +305,8 @@ def test_row_of_columns_that_ddl_names_is_returned(value: Any) -> None:
     """Catches names of columns in place of their values."""
     harness = KeyedHarness(Returns(), "key", output="a INT, b STRING")
 
-    assert harness.batch([Row(key=1, value=value)]) == [Row(a=1, b="x")]
-    assert harness.batch([Row(key=1, value={"b": "x"})]) == [Row(a=None, b="x")]
+    assert harness.batch([Row(key=1, gives=lambda: value)]) == [Row(a=1, b="x")]
+    assert harness.batch([Row(key=1, gives=lambda: {"b": "x"})]) == [Row(a=None, b="x")]
 
 
 @pytest.mark.parametrize(
@@ -317,7 +318,7 @@ def test_refused_what_is_no_row_of_the_columns_that_ddl_names(value: Any) -> Non
     harness = KeyedHarness(Returns(), "key", output="a INT, b STRING")
 
     with pytest.raises(InvalidArgumentError, match=r"output_of='Returns'.* a, b"):
-        harness.batch([Row(key=1, value=value)])
+        harness.batch([Row(key=1, gives=lambda: value)])
 
 
 class Part(NamedTuple):
@@ -342,7 +343,7 @@ def test_row_of_spark_is_returned_by_its_names(output: Any, given: Row, returned
     """Catches values under each other's names, and a row that is refused for its order."""
     harness = KeyedHarness(Returns(), "key", output=output)
 
-    found = harness.batch([Row(key=1, value=given)])
+    found = harness.batch([Row(key=1, gives=lambda: given)])
 
     assert [row.asDict() for row in found] == [returned.asDict()]
 
@@ -363,7 +364,7 @@ def test_refused_a_row_of_spark_that_does_not_fit(output: Any, given: Row) -> No
     harness = KeyedHarness(Returns(), "key", output=output)
 
     with pytest.raises(InvalidArgumentError, match=r"does not fit .*output_of='Returns'"):
-        harness.batch([Row(key=1, value=given)])
+        harness.batch([Row(key=1, gives=lambda: given)])
 
 
 class Sets(StatefulProcessor):
@@ -386,16 +387,60 @@ class SetsOurs(keyed.KeyedProcessFunction):
         yield from ()
 
 
+@pytest.mark.parametrize("at_ms", [1.5, 1 << 63, -(1 << 63) - 1])
 @pytest.mark.parametrize("does", ["register", "delete"])
 @pytest.mark.parametrize("function", [Sets(), SetsOurs()])
-def test_refused_when_a_timer_is_at_no_whole_number(function: Any, does: str) -> None:
+def test_refused_when_a_timer_is_at_no_whole_number_of_64_bits(
+    function: Any, does: str, at_ms: Any
+) -> None:
     """Catches a time that passes its test, and ends every batch of the query."""
     harness = KeyedHarness(function, "key", time_mode="EventTime")
     harness.batch([Row(key=1, does="register", at_ms=np.int64(5))])
     assert repr(harness.timers()) == "{(5, 1)}"
 
-    with pytest.raises(InvalidArgumentError, match=r"timestamp=1\.5\. To fix: .*int"):
-        harness.batch([Row(key=1, does=does, at_ms=1.5)])
+    with pytest.raises(InvalidArgumentError, match=rf"timestamp={at_ms}\. To fix: .*int"):
+        harness.batch([Row(key=1, does=does, at_ms=at_ms)])
+
+
+class EndsQuery(StatefulProcessor):
+    """Does what ends a query on Spark."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.list = handle.getListState("list", "value INT")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:  # noqa: N803
+        for row in rows:
+            if row.does == "register":
+                self.handle.registerTimer(5)
+            elif row.does == "return":
+                return None
+            else:
+                getattr(self.list, row.does)([])
+        return iter([])
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:  # noqa: N803
+        return None
+
+
+@pytest.mark.parametrize("does", ["put", "appendList"])
+def test_refused_when_a_processor_writes_an_empty_list(does: str) -> None:
+    """Catches a processor that passes its test, and whose query Spark ends."""
+    harness = KeyedHarness(EndsQuery(), "key")
+
+    with pytest.raises(InvalidArgumentError, match=r"empty list.*state='list'\. To fix: .*clear"):
+        harness.batch([Row(key=1, does=does)])
+
+
+def test_refused_when_a_processor_returns_no_iterator() -> None:
+    """Catches a processor that passes its test, and whose query Spark ends."""
+    harness = KeyedHarness(EndsQuery(), "key", time_mode="EventTime")
+    harness.batch([Row(key=1, does="register")])
+
+    with pytest.raises(InvalidArgumentError, match=r"returned=None\. To fix: .*iter"):
+        harness.batch([Row(key=1, does="return")])
+    with pytest.raises(InvalidArgumentError, match=r"returned=None\. To fix: .*iter"):
+        harness.batch(watermark_ms=5)
 
 
 def test_time_in_a_key_has_a_zone_in_rows_and_none_in_timers() -> None:
@@ -417,8 +462,42 @@ def test_time_in_a_key_has_a_zone_in_rows_and_none_in_timers() -> None:
     assert harness.batch(watermark_ms=5) == [Row(value=repr(local))]
 
 
-def test_rows_that_are_late_are_dropped() -> None:
-    """Catches a row that Spark drops: by the watermark of the batch before, not by its own."""
+class ShowsRow(keyed.RichFlatMapFunction):
+    """Shows each row."""
+
+    def flat_map(self, value: Any) -> Iterator[str]:
+        yield repr(value)
+
+
+def test_row_within_a_row_is_what_spark_makes_of_it() -> None:
+    """Catches a function that takes a struct or a map as Spark does not hand it over."""
+    row = Row(
+        key=1,
+        struct=Row(a=1, of=[Row(c=2)]),
+        map={"x": Row(c=3), "y": None},
+        of_structs={Row(k=1): {"q": 1}},
+        maps=[{"z": 1}],
+        array=[1, None],
+    )
+    seen = Row(
+        key=1,
+        struct={"a": 1, "of": [{"c": 2}]},
+        map=[("x", {"c": 3}), ("y", None)],
+        of_structs=[({"k": 1}, [("q", 1)])],
+        maps=[[("z", 1)]],
+        array=[1, None],
+    )
+    harness = KeyedHarness(ShowsRow(), "key")
+
+    assert harness.batch([row, row.asDict()]) == [Row(value=repr(seen))] * 2
+
+
+@pytest.mark.parametrize("time_mode", ["None", "ProcessingTime", "EventTime"])
+def test_rows_that_are_late_are_dropped(time_mode: Any) -> None:
+    """Catches a row that Spark drops: by the watermark of the batch before, not by its own.
+
+    By event time only: the other time modes have no watermark.
+    """
 
     class Counts(keyed.RichFlatMapFunction):
         def open(self, runtime: Any) -> None:
@@ -431,10 +510,10 @@ def test_rows_that_are_late_are_dropped() -> None:
     def row(second: int | None) -> Row:
         return Row(key=1, at=None if second is None else datetime.fromtimestamp(second))  # noqa: DTZ006
 
-    harness = KeyedHarness(Counts(), "key", time_mode="EventTime", event_time="at")
+    harness = KeyedHarness(Counts(), "key", time_mode=time_mode, event_time="at")
 
     assert len(harness.batch([row(5), row(None)], watermark_ms=10_000)) == 2
-    assert len(harness.batch([row(10), row(11)])) == 1
+    assert len(harness.batch([row(10), row(11)])) == (1 if time_mode == "EventTime" else 2)
 
 
 @pytest.mark.parametrize(
@@ -488,6 +567,58 @@ def test_state_of_a_key_of_any_type_is_shown(user: Any, shown: Any) -> None:
 
     assert harness.state("count") == {shown: 2}
     assert {of for _, of in harness.timers()} <= {shown}
+
+
+@dataclass
+class Place:
+    """A struct that cannot be hashed."""
+
+    x: int
+    y: int
+
+
+PLACES: list[tuple[Any, Any, Any]] = [
+    (Place, Place(1, 2), (1, 2)),
+    (list[Place], [Place(1, 2)], ((1, 2),)),
+    (list[int], [1, 2], (1, 2)),
+    (tuple[Place, int], (Place(1, 2), 3), ((1, 2), 3)),
+    (Part, Part(1, 2), Part(1, 2)),
+]
+
+
+@pytest.mark.parametrize(("kind", "key", "shown"), PLACES)
+def test_map_with_keys_of_any_type_is_shown(kind: Any, key: Any, shown: Any) -> None:
+    """Catches a key of a map that Spark keeps, and that no dict of a test can have."""
+
+    class Puts(keyed.RichFlatMapFunction):
+        def open(self, runtime: Any) -> None:
+            self.map = runtime.get_map_state(keyed.MapStateDescriptor("map", kind, int))
+
+        def flat_map(self, value: Any) -> Iterator[int]:
+            self.map.put(key, 7)
+            yield self.map.get(key)
+
+    harness = KeyedHarness(Puts(), "key")
+
+    assert harness.batch([Row(key=1)]) == [Row(value=7)]
+    assert harness.state("map") == {1: {shown: 7}}
+
+
+def test_map_of_a_processor_with_arrays_for_keys_is_shown() -> None:
+    """Catches a key of a map that Spark keeps, and that no dict of a test can have."""
+
+    class Puts(StatefulProcessor):
+        def init(self, handle: Any) -> None:
+            self.map = handle.getMapState("map", "key ARRAY<INT>", "value INT")
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N803
+            self.map.updateValue(([1, 2],), (7,))
+            return iter([])
+
+    harness = KeyedHarness(Puts(), "key")
+    harness.batch([Row(key=1)])
+
+    assert harness.state("map") == {1: {((1, 2),): (7,)}}
 
 
 def harness_of_events() -> KeyedHarness:
