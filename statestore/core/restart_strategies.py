@@ -62,7 +62,7 @@ class FixedDelay:
     delay: Duration = 1.0
 
     def __post_init__(self) -> None:
-        _require(self.attempts >= 0, "attempts", self.attempts, "at least 0")
+        _require(_is_whole(self.attempts, 0), "attempts", self.attempts, "a whole number from 0")
         _require(lasts(self.delay, 0), "delay", self.delay, "at least 0 s")
 
     def delays(self, clock: Clock) -> Iterator[int]:  # noqa: ARG002
@@ -90,7 +90,8 @@ class FailureRate:
 
     def __post_init__(self) -> None:
         allowed = self.max_failures_per_interval
-        _require(allowed >= 1, "max_failures_per_interval", allowed, "at least 1")
+        is_allowed = _is_whole(allowed, 1)
+        _require(is_allowed, "max_failures_per_interval", allowed, "a whole number from 1")
         interval = self.failure_rate_interval
         _require(lasts(interval, 1), "failure_rate_interval", interval, "at least 0.001 s")
         _require(lasts(self.delay, 0), "delay", self.delay, "at least 0 s")
@@ -146,8 +147,9 @@ class ExponentialDelay:
         jitter = self.jitter_factor
         _require(0 <= jitter <= 1, "jitter_factor", jitter, "from 0 to 1")
         attempts = self.attempts_before_reset_backoff
-        is_allowed = attempts is None or attempts >= 1
-        _require(is_allowed, "attempts_before_reset_backoff", attempts, "at least 1, or None")
+        is_allowed = attempts is None or _is_whole(attempts, 1)
+        to_set = "a whole number from 1, or None"
+        _require(is_allowed, "attempts_before_reset_backoff", attempts, to_set)
 
     def delays(self, clock: Clock) -> Iterator[int]:
         """Yield `initial_backoff` times `backoff_multiplier` to the power of restarts so far.
@@ -169,6 +171,10 @@ class ExponentialDelay:
             backoff = min(backoff * self.backoff_multiplier, _LARGEST_BACKOFF_MS)
             restarted_at = now + delay
             yield delay
+
+
+def _is_whole(number: object, least: int) -> bool:
+    return isinstance(number, int) and number >= least
 
 
 def _require(condition: bool, name: str, value: object, allowed: str) -> None:

@@ -164,9 +164,11 @@ def test_runs_without_a_seed_do_not_restart_together():
     ("make", "argument"),
     [
         (lambda: FixedDelay(-1), "attempts"),
+        (lambda: FixedDelay(2.0), "attempts"),
         (lambda: FixedDelay(1, -1), "delay"),
         (lambda: FixedDelay(1, float("inf")), "delay"),
         (lambda: FailureRate(0), "max_failures_per_interval"),
+        (lambda: FailureRate(2.0), "max_failures_per_interval"),
         (lambda: FailureRate(failure_rate_interval=0), "failure_rate_interval"),
         (lambda: FailureRate(delay=timedelta(seconds=-1)), "delay"),
         (lambda: ExponentialDelay(initial_backoff=0), "initial_backoff"),
@@ -177,6 +179,10 @@ def test_runs_without_a_seed_do_not_restart_together():
         (lambda: ExponentialDelay(jitter_factor=1.5), "jitter_factor"),
         (
             lambda: ExponentialDelay(attempts_before_reset_backoff=0),
+            "attempts_before_reset_backoff",
+        ),
+        (
+            lambda: ExponentialDelay(attempts_before_reset_backoff=2.5),
             "attempts_before_reset_backoff",
         ),
     ],
