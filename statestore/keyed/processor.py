@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from copy import copy, deepcopy
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pyspark
-from pyspark import TaskContext
+from pyspark import TaskContext, cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
@@ -185,7 +185,7 @@ class KeyedProcessor(StatefulProcessor):
         """Open a copy of the function, after its fields were restored where it had some."""
         function = self._function
         if self._fields is not None:
-            function = deepcopy(function, dict(self._modules))
+            function = copy_of(function, self._modules)
         if fields is not None:
             function.restore_state(fields)  # type: ignore[attr-defined]
         function.open(self._runtime)
@@ -219,12 +219,17 @@ class KeyedProcessor(StatefulProcessor):
         return function.flat_map  # type: ignore[attr-defined, no-any-return]
 
 
-def copy_of(of: T) -> T:
-    """Return a deep copy; a shallow one where a field has none, though it can be pickled."""
+def copy_of(of: T, modules: dict[int, Any] | None = None) -> T:
+    """Return a deep copy; by pickling where a field has no other.
+
+    Args:
+        of: Can be pickled.
+        modules: As `_modules` returns them, of a task that copies often.
+    """
     try:
-        return deepcopy(of, _modules())
+        return deepcopy(of, dict(modules or _modules()))
     except Exception:  # noqa: BLE001 (whatever a field raises)
-        return copy(of)
+        return cast("T", cloudpickle.loads(cloudpickle.dumps(of)))  # type: ignore[no-untyped-call]
 
 
 def _modules() -> dict[int, Any]:

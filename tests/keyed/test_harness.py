@@ -131,6 +131,38 @@ def test_keys_share_the_modules_of_a_function_and_no_other_field() -> None:
     ]
 
 
+class Seen(keyed.RichFlatMapFunction, keyed.Checkpointed):
+    """Has the values of the key that it knows."""
+
+    def __init__(self) -> None:
+        self.known = dict.fromkeys([1, 2]).keys()  # cloudpickle takes it, and `deepcopy` does not
+        self.values: list[int] = []
+
+    def flat_map(self, value: Row) -> Iterator[tuple[str, int]]:
+        self.values += [value.value] if value.value in self.known else []
+        yield value.key, len(self.values)
+
+    def snapshot_state(self, checkpoint_id: int, checkpoint_timestamp: int) -> list[int]:
+        del checkpoint_id, checkpoint_timestamp
+        return self.values
+
+    def restore_state(self, state: list[int]) -> None:
+        self.values = state
+
+
+def test_keys_share_no_field_of_a_function_that_can_be_pickled_only() -> None:
+    """Catches a function that passes its checks, and that no task can open for a key."""
+    harness = KeyedHarness(Seen(), "key")
+    rows = [Row(key=key, value=value) for key in "ab" for value in (1, 2, 3)]
+
+    returned = [sorted(map(tuple, harness.batch(rows))) for _ in range(2)]
+
+    assert returned == [
+        [("a", 1), ("a", 2), ("a", 2), ("b", 1), ("b", 2), ("b", 2)],
+        [("a", 3), ("a", 4), ("a", 4), ("b", 3), ("b", 4), ("b", 4)],
+    ]
+
+
 class Visits(keyed.KeyedProcessFunction):
     """Counts the visits of a day, and returns the count an hour after the first."""
 
