@@ -10,11 +10,13 @@ A tuple, a NamedTuple and a dataclass are rows of their fields; every other type
 
 A row has one form, whether a value was just made one or Spark read it: structs are tuples, arrays
 lists, scalars what `statestore.keyed.scalars` makes of them. A datetime comes back in UTC; one that
-is given without a zone is in the worker's, as in Spark. None is taken where `T | None` is said.
+is given without a zone is in the worker's, as in Spark. None is taken where `T | None` is said, and
+no `TYPE` may say NOT NULL there.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from datetime import date, datetime
@@ -24,7 +26,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 from statestore.core.errors import InvalidArgumentError
 from statestore.keyed.annotations import Record, record_of, without_none
-from statestore.keyed.scalars import Convert, MisfitError, as_key, scalar_of
+from statestore.keyed.scalars import Convert, MisfitError, as_key, scalar_of, timestamp
 
 Json = Any
 _SCALARS: dict[Any, tuple[Json, str]] = {
@@ -64,6 +66,7 @@ class _Column(NamedTuple):
     to_row: Convert
     from_row: Convert | None = None
     are_kept: Callable[[Collection[Any]], bool] | None = None
+    is_nullable: bool = True
 
 
 def columns_of(
@@ -77,16 +80,18 @@ def columns_of(
         is_key: Rows are keys: equal values have equal rows.
         is_output: Rows leave the query: structs are dicts. A Row of Spark is taken by its names,
             which are those of the columns or fields. Of columns that DDL names, a value is else a
-            tuple, a list, or a dict by their names, where one that is missing is NULL; Spark checks
-            their types.
+            tuple, a list, or a dict by their names, where one that is missing is NULL; a datetime
+            of a TIMESTAMP gets its zone, and Spark checks their types.
         owner: Fields of errors, as in `state="average"`.
 
     Raises:
         InvalidArgumentError: No type of Spark belongs to it.
     """
     if isinstance(kind, str) and is_output:
-        names = [each["name"] for each in _parse(kind)["fields"]]
-        return Columns(kind, _refusing(_to_named(names), owner), tuple, tuple)
+        fields = _parse(kind)["fields"]
+        to_row = _to_named([each["name"] for each in fields])
+        to_row = _to_zoned(to_row, [each["type"] for each in fields])
+        return Columns(kind, _refusing(to_row, owner), tuple, tuple)
     try:
         ddl, to_row, from_row = _columns_of(kind, _Maker(is_key, is_output))
     except InvalidArgumentError as error:
@@ -132,6 +137,8 @@ class _Maker:
         column = self._not_null(inner, named)
         if column.from_row is not None:
             column = column._replace(from_row=_nullable(column.from_row))
+        if inner is not kind and not column.is_nullable:
+            raise _no_type(kind)
         if inner is kind and not self.takes_null:
             return column
         return column._replace(to_row=_nullable(column.to_row))
@@ -177,10 +184,13 @@ class _Maker:
             texts = [each for each in kind.__metadata__ if isinstance(each, str)]
             if not texts:
                 return self.column(arguments[0], named)
-            found = _parse(f"value {texts[0]}")["fields"][0]["type"]
-            if named not in (None, found):
+            field, *others = _parse(f"value {texts[0]}")["fields"]
+            found, is_nullable = field["type"], field["nullable"]
+            is_clear = is_nullable or without_none(arguments[0]) is arguments[0]
+            if others or named not in (None, found) or not is_clear:
                 raise _no_type(kind)
-            return self.column(arguments[0], found)._replace(type=texts[0])
+            column = self.column(arguments[0], found)
+            return column._replace(type=texts[0], is_nullable=is_nullable)
         if isinstance(kind, type) and kind in _SCALARS:
             return self._scalar(kind, named)
         if origin is list or (origin is tuple and arguments[1:] == (...,)):
@@ -266,6 +276,36 @@ def _or_by_name(names: list[str], read: Convert) -> Convert:
         return tuple(value[name] for name in names)
 
     return by_name
+
+
+def _to_zoned(to_row: Convert, types: list[Json]) -> Convert:
+    """Return a function that gives the times of its row their zone; `to_row` where it has none."""
+    if '"timestamp"' not in json.dumps(types):
+        return to_row
+    return lambda value: tuple(map(_zoned, to_row(value), types))
+
+
+def _zoned(value: Any, named: Json) -> Any:
+    """Return a value of a column, its times in the worker's zone where they have none.
+
+    A value of another shape than the column's is left to Spark.
+    """
+    if named == "timestamp":
+        is_naive = type(value) is datetime and value.tzinfo is None
+        return timestamp(value) if is_naive else value
+    kind = named["type"] if isinstance(named, dict) else None
+    if kind == "array" and isinstance(value, list | tuple):
+        return [_zoned(each, named["elementType"]) for each in value]
+    if kind == "map" and isinstance(value, dict | list):
+        pairs = value.items() if isinstance(value, dict) else value
+        of_key, of_value = named["keyType"], named["valueType"]
+        zoned = [(_zoned(key, of_key), _zoned(each, of_value)) for key, each in pairs]
+        return dict(zoned) if isinstance(value, dict) else zoned
+    if kind == "struct" and (isinstance(value, dict) or hasattr(value, "__fields__")):
+        given = value if isinstance(value, dict) else value.asDict()
+        types = {each["name"]: each["type"] for each in named["fields"]}
+        return {name: _zoned(each, types.get(name)) for name, each in given.items()}
+    return value
 
 
 def _kind_of(named: Json, ddl: str) -> Any:

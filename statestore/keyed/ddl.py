@@ -40,10 +40,8 @@ def parse_ddl(ddl: str) -> sql.StructType:
         InvalidArgumentError: It names none; or no session is there, and sqlglot is not installed,
             or does not know a type.
     """
-    from pyspark import SparkContext
-
     try:
-        if is_remote() or cast("Any", SparkContext)._active_spark_context:  # noqa: SLF001
+        if is_remote() or _has_context():
             parsed: Any = sql.StructType.fromDDL(ddl)
         else:
             parsed = _without_spark(ddl)
@@ -52,6 +50,12 @@ def parse_ddl(ddl: str) -> sql.StructType:
     if not isinstance(parsed, sql.StructType):
         raise _unreadable(ddl)
     return parsed
+
+
+def _has_context() -> bool:
+    from pyspark import SparkContext  # which a client of Spark Connect does not have
+
+    return cast("Any", SparkContext)._active_spark_context is not None  # noqa: SLF001
 
 
 @lru_cache(maxsize=256)

@@ -164,8 +164,8 @@ def _date(value: Any) -> date:
     return value
 
 
-def _timestamp(value: Any) -> datetime:
-    """Give it the zone UTC; without a zone it is in the worker's."""
+def timestamp(value: Any) -> datetime:
+    """Return a time in UTC; without a zone it is in the worker's. Raises MisfitError."""
     if type(value) is not datetime:
         raise MisfitError("datetime", value)
     try:
@@ -223,6 +223,6 @@ _OTHERS = {
     "string": Scalar(str, _string, None, _are_ascii),
     "binary": Scalar(bytes, _binary, bytes),
     "date": Scalar(date, _date),
-    "timestamp": Scalar(datetime, _timestamp, _in_utc),
+    "timestamp": Scalar(datetime, timestamp, _in_utc),
     "timestamp_ntz": Scalar(datetime, _timestamp_ntz),
 }

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import struct
+import time
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Annotated, Any, NamedTuple
 
+import pyspark
 import pytest
+from pyspark.sql import Row
+from pyspark.sql import types as sql
 
 from statestore.core.errors import InvalidArgumentError
 from statestore.keyed.columns import columns_of
@@ -146,6 +150,10 @@ def test_row_shares_nothing_that_changes() -> None:
         tuple[()],
         Seeded,
         Node,
+        Annotated[int, "INT, b INT"],
+        Annotated[int, "INT NOT NULL"] | None,
+        Annotated[int | None, "INT NOT NULL"],
+        tuple[Annotated[int, "INT NOT NULL"] | None, int],
     ],
 )
 def test_refused_when_no_type_of_spark_belongs_to_it(kind: Any) -> None:
@@ -162,6 +170,44 @@ def test_map_of_the_output_has_keys_of_any_scalar() -> None:
     columns = columns_of(dict[int, str], is_output=True)
 
     assert columns.to_row({1: "a"}) == ({1: "a"},)
+
+
+def test_time_of_the_output_is_in_the_zone_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a time that is another one by the columns' names than by annotation."""
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    naive = datetime(2020, 2, 29, 7)  # noqa: DTZ001
+    try:
+        by_ddl = columns_of(
+            "a TIMESTAMP, n TIMESTAMP_NTZ, l ARRAY<TIMESTAMP>, m MAP<STRING, TIMESTAMP>, "
+            "s STRUCT<t: TIMESTAMP, n: TIMESTAMP_NTZ>",
+            is_output=True,
+        ).to_row
+        of_one = columns_of("a TIMESTAMP", is_output=True).to_row
+
+        (by_annotation,) = columns_of(datetime, is_output=True).to_row(naive)
+        given = [naive, naive, [naive, None], {"k": naive}, {"t": naive, "n": naive}]
+        found = by_ddl(given)
+        of_row = by_ddl([*given[:3], [("k", naive)], Row(t=naive, n=naive)])
+        kept = [of_one((each,)) for each in (AT, None, "2020-02-29")]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+    assert by_annotation == AT
+    assert found == (AT, naive, [AT, None], {"k": AT}, {"t": AT, "n": naive})
+    assert of_row == (*found[:3], [("k", AT)], found[4])
+    assert kept == [(AT,), (None,), ("2020-02-29",)]
+
+
+def test_client_without_a_jvm_has_its_columns_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches an ImportError where pyspark-client is installed alone, which has no context."""
+    monkeypatch.delattr(pyspark, "SparkContext")
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    read = sql.StructType([sql.StructField("a", sql.IntegerType())])
+    monkeypatch.setattr(sql.StructType, "fromDDL", lambda ddl: {"a INT": read}[ddl])
+
+    assert columns_of("a INT", is_output=True).to_row({"a": 1}) == (1,)
 
 
 def test_struct_of_the_output_has_names() -> None:
