@@ -15,7 +15,7 @@ from statestore.core.options import PREFIX
 from statestore.core.scaling import Load, Scaler
 from statestore.operations.rescale.rescale import finish_rescale, numbers_by_reference, rescale
 from statestore.spark.batch_end import stop_after_batch
-from statestore.spark.driver_session import checkpoint_of, session_of_driver
+from statestore.spark.driver_session import checkpoint_of, session_of
 from statestore.spark.failures import LASTING_KINDS
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Scaling:
                 to_fix="leave out the key, or `scale`",
             )
         checkpoint = Checkpoint(
-            directory, storage_options=self._storage_options, spark=session_of_driver()
+            directory, storage_options=self._storage_options, spark=session_of(query)
         )
         if self._scaler is not None:
             self._scaler.started(self.clock.elapsed_ms())

@@ -17,7 +17,7 @@ from statestore.core.durations import Duration, require_duration
 from statestore.core.errors import StateStoreError
 from statestore.io.storage import absolute_uri
 from statestore.operations.upkeep.retained_savepoints import Retention
-from statestore.spark.driver_session import checkpoint_of, session_of_driver
+from statestore.spark.driver_session import checkpoint_of, session_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -142,7 +142,7 @@ class Every:
             checkpoint = Checkpoint(
                 checkpoint_of(query, "run(…, savepoints=…)", BY_HAND),
                 storage_options=self._storage_options,
-                spark=session_of_driver(),
+                spark=session_of(query),
             )
             checkpoint._reach.with_new(self._destination)  # refused here, as by the constructor
             started[:] = [checkpoint]

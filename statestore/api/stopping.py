@@ -8,7 +8,7 @@ from statestore.api.checkpoint import Checkpoint
 from statestore.operations.new_directory import check_target
 from statestore.operations.savepoint.savepoint import check_form, decide_savepoint
 from statestore.spark.batch_end import stop_after_batch
-from statestore.spark.driver_session import checkpoint_of, session_of_driver
+from statestore.spark.driver_session import checkpoint_of, session_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,7 +63,7 @@ def stop_with_savepoint(
     checkpoint = Checkpoint(
         checkpoint_of(query, "stop_with_savepoint", BY_HAND),
         storage_options=storage_options,
-        spark=session_of_driver(),
+        spark=session_of(query),
     )
     reach, to = checkpoint._reach.with_new(destination)
     with reach.checkpoint() as found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from statestore.core.options import StateStoreOptions
 from statestore.io.checkpoint_memory import CheckpointMemoryFileIO
@@ -12,6 +12,7 @@ from statestore.io.checkpoint_memory_address import CheckpointMemoryAddress
 from statestore.io.fetch_cache import FetchCache
 from statestore.io.local import temporary_directory
 from statestore.spark.connect import require_driver
+from statestore.spark.driver_session import jar_needed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +35,7 @@ def checkpoint_memory(spark: SparkSession) -> Iterator[FileIO]:
 
     Raises:
         InvalidArgumentError: The session is one of Spark Connect (kind spark-connect).
+        NotFoundError: The session has not got the jar.
         Py4JJavaError: The application has ended, or has no memory for lack of a Python.
     """
     require_driver(
@@ -43,8 +45,10 @@ def checkpoint_memory(spark: SparkSession) -> Iterator[FileIO]:
         "process",
     )
     package = StateStoreOptions().engine_package
-    # A Scala object of the shim, which runs in the driver's JVM.
-    found = spark._jvm.io.statestore.engine.CheckpointMemory.address(package)  # type: ignore[union-attr]  # noqa: SLF001
+    jvm: Any = spark._jvm  # noqa: SLF001
+    with jar_needed(spark):
+        # A Scala object of the shim, which runs in the driver's JVM.
+        found = jvm.io.statestore.engine.CheckpointMemory.address(package)
     fields = json.loads(found.toString())
     address = CheckpointMemoryAddress(fields["host"], fields["port"], fields["token"])
     with temporary_directory() as cache_directory:

@@ -37,6 +37,7 @@ from statestore.operations.new_directory import begin_directory
 from statestore.operations.result import no_progress
 from statestore.spark.connect import require_driver
 from statestore.spark.driver_files import DriverFiles
+from statestore.spark.driver_session import jar_needed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -187,7 +188,8 @@ class Conversion:
         }
         jvm: Any = spark._jvm  # noqa: SLF001
         session = spark._jsparkSession  # noqa: SLF001
-        return jvm.io.statestore.convert.StateCopy(session, json.dumps(request))
+        with jar_needed(spark):
+            return jvm.io.statestore.convert.StateCopy(session, json.dumps(request))
 
     def _copy_state(self, copy: Any, progress: Progress) -> list[dict[str, Any]]:
         """Run the job and return what it says of every store."""

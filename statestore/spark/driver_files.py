@@ -6,8 +6,8 @@ import json
 import threading
 from typing import TYPE_CHECKING, Any
 
-from statestore.core.errors import NotFoundError
 from statestore.io.hadoop import HadoopRefusalError
+from statestore.spark.driver_session import jar_needed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,14 +48,7 @@ class DriverFiles:
         spark = self._session()
         jvm: Any = spark._jvm  # noqa: SLF001
         session: Any = spark._jsparkSession  # noqa: SLF001
-        try:
+        with jar_needed(spark):
             files = jvm.io.statestore.engine.HadoopFiles()
-        except TypeError as error:  # py4j takes an unknown class for a package
-            raise NotFoundError(
-                "the session has not got the shim jar",
-                kind="file-not-found",
-                spark_jars=spark.conf.get("spark.jars", ""),
-                to_fix="start it with what `statestore jar` prints in spark.jars",
-            ) from error
         files.register("", session.sessionState().newHadoopConf())
         return jvm, files

@@ -1,14 +1,18 @@
-"""The session of this driver, and where its queries have their checkpoints."""
+"""Queries of this driver: their sessions, and where they have their checkpoints."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from statestore.core.errors import NotFoundError
 from statestore.io.local import resolve_local_path
 from statestore.io.storage import scheme_of
 from statestore.spark.connect import require_driver
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -50,9 +54,27 @@ def _local_path(uri: str) -> str:
     return resolve_local_path(uri, is_encoded=False) if scheme_of(uri) == "file" else uri
 
 
-def session_of_driver() -> SparkSession:
-    """Return the session of this driver, which is started where there is none."""
+def session_of(query: StreamingQuery) -> SparkSession:
+    """Return the session that started a query of this driver: its settings reach the checkpoint."""
     from pyspark.sql import SparkSession
 
-    session = SparkSession.getActiveSession()
-    return session if session is not None else SparkSession.builder.getOrCreate()
+    session = query._jsq.sparkSession()  # noqa: SLF001
+    return SparkSession(SparkSession.active().sparkContext, session)
+
+
+@contextmanager
+def jar_needed(spark: SparkSession) -> Iterator[None]:
+    """Say so where a block finds none of the shim's classes in the JVM of a session.
+
+    Raises:
+        NotFoundError: The session has not got the jar.
+    """
+    try:
+        yield
+    except TypeError as error:  # py4j takes an unknown class for a package
+        raise NotFoundError(
+            "the session has not got the shim jar",
+            kind="file-not-found",
+            spark_jars=spark.conf.get("spark.jars", ""),
+            to_fix="start it with what `statestore jar` prints in spark.jars",
+        ) from error

@@ -9,17 +9,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.streaming.listener import StreamingQueryListener
-from pyspark.sql.streaming.query import StreamingQueryManager
-
 from statestore.spark.connect import require_driver
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming.listener import (
-        QueryProgressEvent,
-        QueryStartedEvent,
-        QueryTerminatedEvent,
-    )
     from pyspark.sql.streaming.query import StreamingQuery
 
 _log = logging.getLogger(__name__)
@@ -99,17 +91,56 @@ def listen(query: StreamingQuery, listener: CheckpointListener) -> None:
     _Notifier(query, query._jsq, listener).attach()  # noqa: SLF001
 
 
-class _Notifier(StreamingQueryListener):
+class _Events:
+    """What Spark calls, of every query: other runs cost one question, and progress is not read.
+
+    A listener of PySpark's reads each progress whole, which takes longer the more metrics it has.
+    """
+
+    def __init__(self, notifier: _Notifier) -> None:
+        self._notifier = notifier
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802
+        """Do nothing: the run had started before."""
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
+        """Do nothing: an idle query commits nothing."""
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+        """See `_Notifier.progressed`."""
+        progress = event.progress()
+        if progress.runId().toString() == self._notifier.run_id:
+            self._notifier.progressed(int(progress.batchId()))
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
+        """See `_Notifier.end`."""
+        if event.runId().toString() == self._notifier.run_id:
+            self._notifier.end()
+
+    class Java:
+        """What py4j is told."""
+
+        implements = ("org.apache.spark.sql.streaming.PythonStreamingQueryListener",)
+
+
+class _Notifier:
     """Looks into a run's commit log whenever the run reports progress; ends with the run."""
 
     def __init__(self, query: StreamingQuery, handle: Any, listener: CheckpointListener) -> None:
-        self._run_id = str(query.runId)
+        self.run_id = str(query.runId)
         self._query = query
         self._listener = listener
         execution = handle.streamingQuery()
         self._commit_log, self._offset_log = execution.commitLog(), execution.offsetLog()
         session = handle.sparkSession()
-        self._manager = StreamingQueryManager(session.streams())
+        from pyspark import SparkContext
+        from pyspark.java_gateway import ensure_callback_server_started
+
+        gateway: Any = SparkContext._gateway  # noqa: SLF001
+        ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
+        self._manager = session.streams()
+        wrapper = gateway.jvm.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper
+        self._events = wrapper(_Events(self))
         self._active_runs = session.sharedState().activeStreamingQueries()
         self._bus = session.sparkContext().listenerBus()
         self._query_id = handle.id()
@@ -119,25 +150,15 @@ class _Notifier(StreamingQueryListener):
 
     def attach(self) -> None:
         """Begin to listen, and notify of the newest complete version."""
-        self._manager.addListener(self)
-        atexit.register(self._leave)
+        self._manager.addListener(self._events)
+        _attached[self] = None
         self._complete(lambda: _newest(self._commit_log))
         if not self._query.isActive:  # it may have ended before there was a listener
-            self._end()
+            self.end()
 
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-        """Do nothing: the run had started before."""
-
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+    def progressed(self, batch: int) -> None:
         """Notify of the batch that ended, once its entry is in the commit log."""
-        batch = event.progress.batchId
-        if str(event.progress.runId) == self._run_id:
-            self._complete(lambda: batch if self._commit_log.get(batch).isDefined() else None)
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """Notify of what no progress was reported of, and of the batch that was not completed."""
-        if str(event.runId) == self._run_id:
-            self._end()
+        self._complete(lambda: batch if self._commit_log.get(batch).isDefined() else None)
 
     def _complete(self, read_batch: Callable[[], int | None]) -> None:
         """Notify of a complete batch, if there is one, unless it or a later one was."""
@@ -147,7 +168,8 @@ class _Notifier(StreamingQueryListener):
                 self._version = version
                 self._notify(self._listener.notify_checkpoint_complete, version)
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Notify of what no progress was reported of, and of the batch that was not completed."""
         with self._lock:
             if self._ended:
                 return
@@ -156,14 +178,13 @@ class _Notifier(StreamingQueryListener):
             aborted = self._read(lambda: self._unless_superseded(self._incomplete_batch()))
             if aborted is not None:
                 self._notify(self._listener.notify_checkpoint_aborted, aborted)
-        self._manager.removeListener(self)
-        atexit.unregister(self._leave)
+        self.leave()
 
-    def _leave(self) -> None:
-        """Be told no more: the JVM outlives the program, and logs a call that nobody answers."""
-        with suppress(Exception):  # it may have ended
-            self._manager.removeListener(self)
-            self._bus.waitUntilEmpty(_LAST_EVENT_MS)
+    def leave(self) -> Any:
+        """Be told no more, and return the bus of what is on its way."""
+        self._manager.removeListener(self._events)
+        _attached.pop(self, None)
+        return self._bus
 
     def _incomplete_batch(self) -> int | None:
         committed, begun = _newest(self._commit_log), _newest(self._offset_log)
@@ -172,7 +193,7 @@ class _Notifier(StreamingQueryListener):
     def _unless_superseded(self, batch: int | None) -> int | None:
         """Return a batch read before, or None when the next run may already have made it."""
         active = self._active_runs.get(self._query_id)
-        return batch if active is None or str(active.runId()) == self._run_id else None
+        return batch if active is None or str(active.runId()) == self.run_id else None
 
     def _read(self, read_batch: Callable[[], int | None]) -> int | None:
         """Return the version of a batch that is read from a log; None when it cannot be read."""
@@ -182,7 +203,7 @@ class _Notifier(StreamingQueryListener):
             _log.exception(
                 "log of the checkpoint cannot be read, a notification is skipped: run_id=%s, "
                 "listener=%r",
-                self._run_id,
+                self.run_id,
                 self._listener,
             )
             return None
@@ -196,11 +217,22 @@ class _Notifier(StreamingQueryListener):
                 "checkpoint listener failed: query_id=%s, run_id=%s, version=%d, listener=%r, "
                 "method=%s",
                 self._query.id,
-                self._run_id,
+                self.run_id,
                 version,
                 self._listener,
                 method.__name__,
             )
+
+
+_attached: dict[_Notifier, None] = {}
+
+
+@atexit.register
+def _leave_all() -> None:
+    """Be told no more: the JVM outlives the program, and logs a call that nobody answers."""
+    with suppress(Exception):  # it may have ended
+        for bus in [notifier.leave() for notifier in [*_attached]][:1]:
+            bus.waitUntilEmpty(_LAST_EVENT_MS)
 
 
 def _newest(log: Any) -> int | None:

@@ -16,12 +16,18 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from statestore.core.providers import PROVIDER_KEY, PROVIDERS
+from statestore.core.providers import PROVIDER_KEY, PROVIDERS, REAL_TIME_KEY
 
 _ROUNDS = 5
 _TASKS_A_CORE = 2
 _FAILED = r"{\"executor\": \"$PPID\", \"host\": \"$(hostname)\", \"exit\": $?}"
-_SCRIPT = f'"$@" "$PPID" || echo "{_FAILED}"'
+# As the shim chooses: what is named, where it can be run, else what the machine names.
+_SCRIPT = (
+    'named=$1; shift; for python in "$named" "$PYSPARK_PYTHON" ""; do '
+    'command -v "$python" >/dev/null && break; done; '
+    ': "${python:=${named:-${PYSPARK_PYTHON:-python3}}}"; '
+    f'"$python" "$@" "$PPID" || echo "{_FAILED}"'
+)
 
 
 def main(result: str, archive: str, asked: str) -> None:
@@ -40,13 +46,13 @@ def main(result: str, archive: str, asked: str) -> None:
     jvm: Any = session._jvm  # noqa: SLF001
     is_in_driver = conf["spark.master"].partition("[")[0] == "local"
     directory = jvm.org.apache.spark.SparkFiles.getRootDirectory() if is_in_driver else "."
-    provider = conf.get(PROVIDER_KEY)
+    provider = conf.get(PROVIDER_KEY) or conf.get(REAL_TIME_KEY)
     request = json.loads(Path(asked).read_text())
     request["backend"] = request["backend"] or next(
         (name for name, of in PROVIDERS.items() if of == provider), None
     )
     request |= {"application": context.applicationId, "directory": directory, "jars": _jars(conf)}
-    python = conf.get("spark.pyspark.python", "python3")
+    python = conf.get("spark.pyspark.python", "")
     Path(asked).write_text(json.dumps(request))
     context.addFile(asked)
     there = [f"{directory}/{Path(path).name}" for path in (archive, asked)]
@@ -64,7 +70,7 @@ def main(result: str, archive: str, asked: str) -> None:
         executors = 1 if is_in_driver else known - 1  # one is the driver
         if len(_unique(answers)) >= executors:
             break
-    report = {"answers": _unique(answers), "executors": executors, "python": python}
+    report = {"answers": _unique(answers), "executors": executors, "python": python or "python3"}
     Path(result).write_text(json.dumps(report))
     session.stop()
 

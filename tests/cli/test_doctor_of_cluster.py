@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from statestore.cli.commands import cli
 from statestore.cli.executor_checks import main
 from statestore.core.options import PREFIX
-from statestore.core.providers import PROVIDERS
+from statestore.core.providers import PROVIDERS, REAL_TIME_KEY
 from statestore.io.shim_jar import JAR_VARIABLE, find_jar
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -23,10 +23,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 MASTER = "--master local-cluster[2,1,1024] --conf spark.ui.enabled=false"
 
 
-def doctor(submit: str, *arguments: str) -> Result:
-    """Run the command over two executors."""
+def doctor(submit: str, *arguments: str, python: str | None = None) -> Result:
+    """Run the command over two executors, whose machines name a Python."""
     words = ["doctor", f"--spark-submit={MASTER} {submit}", *arguments]
-    return CliRunner().invoke(cli, words, env={"PYSPARK_PYTHON": None, "SPARK_CONF_DIR": None})
+    return CliRunner().invoke(cli, words, env={"PYSPARK_PYTHON": python, "SPARK_CONF_DIR": None})
 
 
 def test_every_executor_is_a_row_with_its_checks(tmp_path: Path) -> None:
@@ -106,6 +106,24 @@ def test_what_executors_lack_is_named_with_its_fix(tmp_path: Path) -> None:
     install = f"{python} -m pip install pyarrow numpy google-crc32c"
     lines = result.output.splitlines()
     assert sum("FAIL python on" in line and install in line for line in lines) == 2
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("named", ["", "--conf spark.pyspark.python=/missing/python"])
+def test_python_that_the_machines_name_is_checked(tmp_path: Path, named: str) -> None:
+    """Catches another Python that is checked than the one that engines run in."""
+    venv.create(tmp_path / "bare", with_pip=False)
+    python = tmp_path / "bare" / "bin" / "python"
+    real_time = f"--conf {REAL_TIME_KEY}={PROVIDERS['rocksdb']}"
+
+    result = doctor(f"{named} --jars {find_jar()}", python=str(python))
+    works = doctor(
+        f"{named} {real_time} --jars {find_jar()}", "--output=json", python=sys.executable
+    )
+
+    assert sum("FAIL python on" in line for line in result.output.splitlines()) == 2
+    assert works.exit_code == 0, works.output
+    assert "rocksdict" in works.output
 
 
 @pytest.mark.extended

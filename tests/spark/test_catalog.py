@@ -326,6 +326,15 @@ def test_metadata_tables_say_what_the_package_says(session: SparkSession, tmp_pa
     assert len({tuple(row) for row in by_version.collect()}) == 1
 
 
+def test_query_without_state_has_no_state_partitions(session: SparkSession, tmp_path: Path) -> None:
+    """Catches an error of Hadoop's in place of an empty table."""
+    query = session.readStream.format("rate").load().writeStream.format("noop")
+    query = query.trigger(availableNow=True).option("checkpointLocation", str(tmp_path)).start()
+    assert query.awaitTermination(60)
+
+    assert session.table(_place(tmp_path, "metadata", "partitions")).collect() == []
+
+
 @IN_FILES
 def test_what_cannot_be_read_is_refused_by_name(session: SparkSession, tmp_path: Path) -> None:
     """Catches a name, path or version taken for another one, and an error without advice."""

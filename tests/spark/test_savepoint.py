@@ -19,6 +19,7 @@ from statestore import (
     stop_with_savepoint,
 )
 from statestore.core.errors import InvalidArgumentError
+from statestore.spark.driver_session import session_of
 
 from .conftest import OURS, PROVIDER, MakeLane
 from .harness import (
@@ -256,6 +257,26 @@ def test_query_refuses_what_is_not_a_whole_checkpoint(make_lane: MakeLane) -> No
         with pytest.raises(Exception, match=r"No usable value for id|metadata"):
             lane.run()
         assert sorted(path for path in lane.checkpoint.rglob("*")) == before
+
+
+def test_query_is_reached_by_the_session_that_started_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Catches a savepoint that is taken with the credentials of whichever session is active."""
+    edits = Edits(spark, tmp_path)
+    edits.feed(1)
+    query = edits.start(tmp_path / "query", available_now=False)
+    try:
+        done = tmp_path / "query" / "commits" / "0"
+        wait_for(done.exists, "a batch", RUN_TIMEOUT_S)
+        session: Any = session_of(query)
+        assert session._jsparkSession.equals(query._jsq.sparkSession())
+        assert not session._jsparkSession.equals(SparkSession.active()._jsparkSession)
+
+        stop_with_savepoint(query, Savepoint(tmp_path / "stopped", spark=session))
+    finally:
+        query.stop()
+    assert Savepoint(tmp_path / "stopped").verify(deep=True).ok
 
 
 def test_heap_query_leaves_its_driver_with_a_savepoint(

@@ -26,7 +26,16 @@ from statestore.core.scaling import Decision
 from statestore.spark import batch_end
 
 from .conftest import EXTENDED, PROVIDER, MakeLane, state_in_files
-from .harness import FILESYSTEM, HDFS, HEAP, ROCKSDB_BACKEND, STATE_STORE, Lane, wait_for
+from .harness import (
+    FILESYSTEM,
+    HDFS,
+    HEAP,
+    PROVIDER_CLASS,
+    ROCKSDB_BACKEND,
+    STATE_STORE,
+    Lane,
+    wait_for,
+)
 from .job_process import Job
 from .queries import AGGREGATION, one_input
 from .scaling_job import MOMENTS, SCALED
@@ -375,6 +384,26 @@ def test_restart_with_another_number_rescales_first(make_lane: MakeLane) -> None
     assert checkpoint.verify(deep=True).ok
     reasons = {entry.result["reason"] for entry in checkpoint.history()}
     assert reasons == {"the configuration asks for it"}
+
+
+@pytest.mark.ours
+def test_query_with_a_continuous_trigger_is_started_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Catches an offset log without a configuration, that is taken for a damaged one."""
+    session = spark.newSession()
+    session.conf.set(PROVIDER_CLASS, PROVIDER)
+    session.conf.set(PARTITIONS, "8")
+    rates = session.readStream.format("rate").option("numPartitions", 1).load()
+    writer = rates.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+    for number in range(2):
+        query = writer.trigger(continuous="100 milliseconds").start()
+        try:
+            newest = tmp_path / "commits" / str(2 * number + 1)
+            wait_for(newest.exists, "two epochs", 60)
+            assert query.exception() is None
+        finally:
+            query.stop()
 
 
 @pytest.mark.ours

@@ -16,6 +16,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
+from pyspark.sql.streaming.listener import QueryProgressEvent
 
 import statestore
 from statestore import CheckpointListener, FixedDelay, QueryFailedError
@@ -269,6 +270,28 @@ def test_supervision_ends_when_restarts_are_used_up_or_the_query_is_stopped(
     assert statestore.run(start_query, FixedDelay(2, 10), clock=ManualClock()).attempts == 1
     assert lane.batches == expected.batches
     assert (told.complete, told.aborted, told.early) == ([1], [], [])
+
+
+def test_listener_asks_for_the_batch_of_its_own_query_alone(
+    make_lane: MakeLane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches every progress of every query that each listener reads whole, metrics and all."""
+    first, second = make_lane(AGGREGATION), make_lane(AGGREGATION)
+    read: list[Any] = []
+    monkeypatch.setattr(QueryProgressEvent, "fromJObject", read.append)
+    told = []
+    for lane in (first, second):
+        lane.feed(*AGGREGATION.plan[0])
+        query = lane.start()
+        told.append(Recorder(lambda lane=lane: lane.checkpoint / "commits"))
+        statestore.listen(query, told[-1])
+        assert query.awaitTermination(60)
+    last = len(AGGREGATION.plan[0])
+
+    wait_for(lambda: all(each.complete[-1:] == [last] for each in told), "the last version", 60)
+    assert all(each.complete == sorted(set(each.complete)) for each in told)
+    assert all(not each.early and not each.aborted for each in told)
+    assert read == []
 
 
 def test_what_a_sink_raised_is_the_cause(make_lane: MakeLane) -> None:

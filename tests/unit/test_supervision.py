@@ -658,7 +658,7 @@ class SlowSavepoints:
 
         monkeypatch.setattr(Checkpoint, "retain_savepoint", retain_slowly)
         monkeypatch.setattr(schedule, "checkpoint_of", lambda *_: self._checkpoint)
-        monkeypatch.setattr(schedule, "session_of_driver", lambda: None)
+        monkeypatch.setattr(schedule, "session_of", lambda _: None)
 
     def fail(self, *_: float) -> None:
         """Fail as a query does, in the middle of a savepoint."""
@@ -719,7 +719,7 @@ def test_destination_that_contradicts_the_query_is_refused_at_the_start(
     """Catches savepoints that are never taken, of which the log alone tells."""
     session = type("Session", (), {"_jsparkSession": 1})()
     monkeypatch.setattr(schedule, "checkpoint_of", lambda *_: "hdfs:/here")
-    monkeypatch.setattr(schedule, "session_of_driver", lambda: session)
+    monkeypatch.setattr(schedule, "session_of", lambda _: session)
     there = Savepoint("hdfs:/there", storage_options={"spark.hadoop.x": "y"})
 
     with (

@@ -162,11 +162,15 @@ final class CheckpointFiles(location: String, hadoopConf: Configuration) {
       case _: FileNotFoundException => Nil
     }
 
-  /** Paths below the checkpoint's state, and sizes, of all of its files. */
+  /** Paths below the checkpoint's state, and sizes, of all of its files; none without state. */
   def stateFiles: Iterator[(Seq[String], Long)] = {
     val root = fs.makeQualified(new Path(path, "state"))
-    val found = fs.listFiles(root, true)
-    Iterator.unfold(())(_ => Option.when(found.hasNext)(found.next() -> ())).map { file =>
+    val found =
+      try {
+        val listed = fs.listFiles(root, true)
+        Iterator.unfold(())(_ => Option.when(listed.hasNext)(listed.next() -> ()))
+      } catch { case _: FileNotFoundException => Iterator.empty }
+    found.map { file =>
       root.toUri.relativize(file.getPath.toUri).getPath.split('/').toSeq -> file.getLen
     }
   }

@@ -47,12 +47,13 @@ private[provider] final class QueryLogs(session: SparkSession, val root: String)
     !before.isMissingNode && !after.isMissingNode && before != after
   }
 
-  /** The configuration that a batch was planned with; nothing where it has no entry. */
+  /** The configuration that a batch was planned with; nothing where its entry has none, or is not. */
   private def conf(batch: Long): JsonNode =
     try {
       val in = fs.open(new Path(directory, s"offsets/$batch"))
       val lines = try new String(in.readAllBytes(), UTF_8).split('\n') finally in.close()
-      Json.readObject(lines(1)).path("conf")
+      // A continuous trigger writes an empty line.
+      lines.lift(1).filter(_.nonEmpty).fold[JsonNode](Json.obj())(Json.readObject(_).path("conf"))
     } catch { case _: FileNotFoundException => Json.obj() }
 
   private def batches(log: String): Set[Long] =
