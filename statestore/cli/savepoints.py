@@ -145,19 +145,25 @@ def _retain(
     **how: Any,
 ) -> None:
     """Take a savepoint into a directory, print what was done, and write metrics of it."""
-    has_failed = True
     try:
         with progress_bar("savepoint", output=output) as progress:
             result = it.retain_savepoint(destination, dry_run=dry_run, progress=progress, **how)
-        has_failed = False
-    finally:
-        if metrics is not None:
-            _write_metrics(metrics, it, destination, has_failed=has_failed)
+    except BaseException:  # also the end of the command, which no other error may take the place of
+        try:
+            _write_metrics(metrics, it, destination, has_failed=True)
+        except StorageError as error:
+            click.echo(error, err=True)
+        raise
     print_result(result, output=output)
+    _write_metrics(metrics, it, destination, has_failed=False)
 
 
-def _write_metrics(path: Path, it: Checkpoint, destination: str, *, has_failed: bool) -> None:
-    """Replace a file of metrics, which a collector may read at any moment."""
+def _write_metrics(
+    path: Path | None, it: Checkpoint, destination: str, *, has_failed: bool
+) -> None:
+    """Replace a file of metrics, if one is asked for; a collector may read it at any moment."""
+    if path is None:
+        return
     from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
     registry = CollectorRegistry()

@@ -189,8 +189,46 @@ def test_metrics_say_what_is_there(tmp_path: Path) -> None:
     assert (failed["failed"], failed["kept"]) == (1, 1)
     assert failed["newest_seconds"] == first["newest_seconds"]
     assert failed["attempted_seconds"] > first["attempted_seconds"]
+    Path(query.path, "state", "0", "_metadata", "metadata").unlink(missing_ok=True)
     nowhere = run(*command, "--metrics", tmp_path / "no" / "such.prom")
-    assert (nowhere.exit_code, "such.prom" in nowhere.output) == (1, True)
+    assert nowhere.exit_code == 1
+    assert nowhere.stderr.index("such.prom") < nowhere.stderr.index("_metadata")
+
+
+def test_a_savepoint_is_told_whatever_becomes_of_its_metrics(
+    tmp_path: Path, query: MadeCheckpoint
+) -> None:
+    """Catches a savepoint that was taken and is told as one that was not."""
+    nowhere = tmp_path / "no" / "such.prom"
+    taken = run("savepoint", query.path, tmp_path / "kept", "--keep", "1", "--metrics", nowhere)
+
+    (made,) = (tmp_path / "kept").glob("savepoint-*")
+    assert taken.exit_code == 1
+    assert str(made) in taken.stdout
+    assert taken.stdout.endswith("Done.\n")
+    assert f"cannot write the metrics of savepoints: file='{nowhere}'" in taken.stderr
+
+
+@pytest.mark.parametrize(("end", "status"), [(KeyboardInterrupt(), 1), (SystemExit(143), 143)])
+def test_a_schedule_ends_where_its_metrics_cannot_be_written(
+    tmp_path: Path,
+    query: MadeCheckpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    end: BaseException,
+    status: int,
+) -> None:
+    """Catches a schedule that goes on after Ctrl-C or SIGTERM."""
+
+    def retain(*_: Any, **__: Any) -> None:
+        raise end
+
+    monkeypatch.setattr(Checkpoint, "retain_savepoint", retain)
+    monkeypatch.setattr(time, "sleep", lambda seconds: seconds and pytest.fail("it goes on"))
+    nowhere = ("--metrics", tmp_path / "no" / "such.prom")
+
+    ended = run("savepoint", query.path, tmp_path / "kept", "--every", "1h", *nowhere)
+
+    assert ended.exit_code == status
 
 
 @pytest.mark.parametrize(
