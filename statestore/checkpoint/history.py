@@ -26,7 +26,7 @@ from statestore.core.version import WRITER
 from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from datetime import datetime
 
     from statestore.io.file_io import FileIO
@@ -101,9 +101,10 @@ class Event:
         )
 
     def encode(self) -> bytes:
-        """Return the line, with its end."""
+        """Return the line, with its end; `?` for what is not UTF-8."""
         fields = {"format_version": FORMAT_VERSION, **asdict(self)}
-        return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+        text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
+        return text.encode(errors="replace") + b"\n"
 
 
 def _check_plain(value: Any, level: int = 0) -> None:
@@ -254,7 +255,7 @@ def entries_of(data: bytes) -> tuple[HistoryEntry, ...]:
         else:
             begun_ms = found[event.id].begun_ms if event.id in found else None
             found[event.id] = replace(_entry(event), begun_ms=begun_ms, done_ms=event.at_ms)
-    return tuple(_with_takers(list(found.values())))
+    return _with_takers(list(found.values()))
 
 
 def _lines(data: bytes) -> list[bytes]:
@@ -262,19 +263,18 @@ def _lines(data: bytes) -> list[bytes]:
     return [line for line in data.splitlines() if line.strip()]
 
 
-def _with_takers(entries: list[HistoryEntry]) -> Iterator[HistoryEntry]:
-    """Yield entries; if a later one went back behind an entry's version, with that operation."""
+def _with_takers(entries: list[HistoryEntry]) -> tuple[HistoryEntry, ...]:
+    """Return entries; if a later one went back behind an entry's version, with that operation."""
+    standing: list[tuple[int, int]] = []  # versions in ascending order, and whose they are
     for number, entry in enumerate(entries):
-        to = entry.to_version
-        takers = (
-            later.operation
-            for later in entries[number + 1 :]
-            if to is not None
-            and entry.makes_version
-            and later.to_version is not None
-            and later.to_version < to
-        )
-        yield replace(entry, taken_back_by=next(takers, None))
+        if entry.to_version is None:
+            continue
+        while standing and standing[-1][0] > entry.to_version:
+            _, taken = standing.pop()
+            entries[taken] = replace(entries[taken], taken_back_by=entry.operation)
+        if entry.makes_version:
+            standing.append((entry.to_version, number))
+    return tuple(entries)
 
 
 def _entry(event: Event) -> HistoryEntry:

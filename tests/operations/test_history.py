@@ -2,7 +2,9 @@
 
 import getpass
 import json
+import os
 import socket
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -175,6 +177,26 @@ def test_history_survives_what_people_do_to_it(made, kind):
     for arguments in (["history", made.path], ["list", made.path]):
         assert CliRunner().invoke(cli, arguments).exit_code == 0
     assert len(entries.to_arrow()) == len(entries)
+
+
+def test_history_tells_of_users_that_are_not_utf8(made, monkeypatch):
+    """Catches an operation that ends at its first step, by the name of who does it."""
+    monkeypatch.setenv("LOGNAME", os.fsdecode(b"us\xffer"))
+
+    Checkpoint(made.path).rescale(4)
+
+    assert Checkpoint(made.path).history()[0].user == "us?er"
+
+
+def test_a_long_history_is_told_in_time(made):
+    """Catches a look for who took a version back that goes over all later lines for each."""
+    line = Event("0" * 32, "edit", 1, 1, 2, "done").encode()
+    ids = (f"{number:032x}".encode() for number in range(20_000))
+    Path(history_path(made.path)).write_bytes(b"".join(line.replace(b"0" * 32, of) for of in ids))
+
+    began = time.process_time()
+    assert len(Checkpoint(made.path).history(limit=1)) == 1
+    assert time.process_time() - began < 10
 
 
 def test_history_shows_no_key(made):
