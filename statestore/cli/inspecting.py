@@ -16,6 +16,7 @@ from statestore.cli.output import (
     checkpoint_argument,
     command,
     console,
+    is_given,
     limit_option,
     output_option,
     print_json,
@@ -182,6 +183,8 @@ def inspect(
         raise click.UsageError(
             "--find, --where, --largest, --most-changed and --key-groups exclude each other"
         )
+    if key is None and where is None and is_given("limit"):
+        raise click.UsageError("--limit goes with --find or --where")
     it = Checkpoint(checkpoint, storage_options=storage_options)
     of = it.rows(rows, version=version)
     if key is not None:

@@ -11,6 +11,7 @@ from statestore.cli.output import (
     checkpoint_argument,
     checkpoints_below,
     command,
+    is_given,
     output_option,
     print_json,
     print_table,
@@ -82,6 +83,8 @@ def list_command(
     from statestore.api.checkpoint import Checkpoint
 
     if several := checkpoints_below(checkpoint, storage_options):
+        if savepoints is not None or is_given("limit"):
+            raise click.UsageError("--limit and --savepoints go with one checkpoint: name it")
         _list_checkpoints(checkpoint, several, output)
         return
     it = Checkpoint(checkpoint, storage_options=storage_options)

@@ -202,6 +202,12 @@ rows_option = click.option(
 )
 
 
+def is_given(name: str) -> bool:
+    """Return whether a parameter of the command that runs was given, and is no default."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is not click.core.ParameterSource.DEFAULT
+
+
 def parse_settings(option: str, given: Iterable[str], form: str = "KEY=VALUE") -> dict[str, str]:
     """Return settings of the form KEY=VALUE that an option was given with; `form` says which.
 
@@ -255,9 +261,14 @@ def console() -> Console:
 
     Text is printed as it is: what people keep in state and call their files looks like markup.
     """
-    plain = partial(Console, highlight=False, markup=False, emoji=False)
-    made = plain()
-    return made if made.is_terminal else plain(soft_wrap=True)
+    is_terminal = sys.stdout.isatty()
+    return Console(
+        force_terminal=is_terminal,  # else FORCE_COLOR says so, of a pipe too
+        soft_wrap=not is_terminal,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
 
 
 def print_json(fields: dict[str, Any]) -> None:
@@ -333,7 +344,7 @@ def print_table(columns: list[str], rows: list[list[object]]) -> None:
 @contextmanager
 def progress_bar(title: str, *, output: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar with the time that remains, on a terminal; yields what moves it."""
-    shown_on = Console(stderr=True)
+    shown_on = Console(stderr=True, force_terminal=sys.stderr.isatty())
     with Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),

@@ -101,6 +101,8 @@ def sql(
     }
     if tables and sql is not None:
         raise click.UsageError("--tables and SQL exclude each other")
+    if tables and to is not None:
+        raise click.UsageError("--to goes with SQL")
 
     def run(text: str) -> None:
         rows = it.sql(text, attach=others, memory_limit=memory_limit, timeout=timeout)

@@ -113,6 +113,16 @@ def test_list_has_a_line_for_each(storage):
     assert "offsets/0" in listed[1]["problem"]
 
 
+@pytest.mark.parametrize("option", ["--savepoints", "--limit"])
+def test_what_is_of_one_checkpoint_is_refused_for_several(storage, option):
+    """Catches an option that is taken and does nothing."""
+    result = run("list", storage, option, "20")
+
+    assert result.exit_code == 2
+    assert "--limit and --savepoints go with one checkpoint" in result.output
+    assert run("list", storage / FLOW / "0", "--limit", "20").exit_code == 0
+
+
 def test_verify_looks_at_each(storage):
     """Catches a damaged checkpoint among others that does not change the exit status."""
     well = run("verify", storage, "--deep")

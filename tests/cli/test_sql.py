@@ -122,6 +122,7 @@ def test_tables_are_listed(checkpoint):
         (["SELECT * FROM nothing"], 1, '"default", "lists"'),
         (["SELECT nothing FROM lists"], 1, "key.word"),
         (["SELECT 1", "--tables"], 2, "exclude"),
+        (["--tables", "--to", "x.csv"], 2, "--to goes with SQL"),
         (["SELECT 1", "--attach", "old"], 2, "ALIAS=CHECKPOINT"),
         (["SELECT 1", "--attach", "temp=/none"], 1, "no checkpoint"),
         (["SELECT 1", "--memory-limit", "much"], 1, "1GB"),
