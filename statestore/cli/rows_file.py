@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, StorageError
-from statestore.core.ids import RandomIds
 from statestore.core.text import to_cell, to_json
-from statestore.io.local import TEMPORARY_PREFIX
+from statestore.io.local import written_beside
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +31,7 @@ def write_rows(batches: Iterator[pa.RecordBatch], path: str) -> int:
         Number of rows.
 
     Guarantee: the file appears, or is replaced, once all rows are in it; after a raise it is as it
-    was. It is not synced to the disk.
+    was. It has the permissions of the one there. It is not synced to the disk.
 
     Raises:
         InvalidArgumentError: The path is something else than a file.
@@ -42,7 +41,7 @@ def write_rows(batches: Iterator[pa.RecordBatch], path: str) -> int:
     num_rows = 0
     first = next(batches)
     opened = _FORMS.get(Path(path).suffix.lower(), _parquet)
-    with _written_beside(path) as temporary, opened(temporary, first.schema) as write:
+    with _written(path) as temporary, opened(temporary, first.schema) as write:
         write(first)
         for batch in batches:
             write(batch)
@@ -127,22 +126,19 @@ _FORMS = {".arrow": _arrow, ".csv": _csv, ".json": _json, ".jsonl": _json}
 
 
 @contextmanager
-def _written_beside(path: str) -> Iterator[str]:
-    """Yield a path to write to, which takes its name when the block does not raise."""
+def _written(path: str) -> Iterator[str]:
+    """Yield a path to write to, as `written_beside`, for a block that writes rows."""
     from pyarrow import ArrowException
 
-    # Where a link points, which stays one.
-    target = Path(path).resolve()
-    temporary = target.parent / f"{TEMPORARY_PREFIX}{RandomIds().new_id()}"
     try:
-        if target.exists() and not target.is_file():
+        if Path(path).exists() and not Path(path).is_file():
             raise InvalidArgumentError(
                 "rows can only be written to a regular file",
                 file=path,
                 to_fix="name a file, which may be a new one",
             )
-        yield str(temporary)
-        temporary.replace(target)
+        with written_beside(path) as temporary:
+            yield temporary
     except OSError as error:
         raise StorageError(
             "cannot write rows to a file",
@@ -158,6 +154,3 @@ def _written_beside(path: str) -> Iterator[str]:
             reason=str(error),
             to_fix="print them with --output json, or read them in Python: Checkpoint.rows",
         ) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()

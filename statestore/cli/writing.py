@@ -343,7 +343,7 @@ def _rows_file(given: str | None) -> Path | None:
     if given is None:
         return None
     path = Path(given)
-    if path.suffix not in _FORMS:
+    if path.suffix.lower() not in _FORMS:
         raise click.UsageError(f"a file of rows ends with {', '.join(_FORMS)}: {path}")
     if not path.is_file():
         raise click.UsageError(f"there is no such file of rows: {path}")

@@ -326,6 +326,34 @@ def _move(source: str, path: str, *, overwrite: bool) -> None:
 
 
 @contextmanager
+def written_beside(path: str | os.PathLike[str]) -> Iterator[str]:
+    """Yield a path to write a local file to, for a block.
+
+    Guarantee: the file appears, or is replaced, at the end of the block; after a raise it is as it
+    was. It has the permissions of the one there. Where it is a link, what that points to is
+    written. What is no regular file, such as a pipe, is written where it is.
+
+    Raises:
+        OSError: The disk failed, or does not let a file be written in the directory.
+    """
+    there = Path(path)
+    if there.exists() and not there.is_file():
+        yield str(there)
+        return
+    target = there.resolve()
+    temporary = target.parent / f"{TEMPORARY_PREFIX}{RandomIds().new_id()}"
+    try:
+        if target.exists():
+            temporary.touch(mode=0o600)
+            shutil.copymode(target, temporary)
+        yield str(temporary)
+        temporary.replace(target)
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+@contextmanager
 def temporary_directory(below: str | None = None) -> Iterator[str]:
     """Yield a directory of the local disk for temporary files, which is gone after the block.
 

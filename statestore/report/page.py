@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
+from statestore.io.local import written_beside
 from statestore.report.words import FILTERS
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ def fill_in(
 def write_page(facts: Facts, to: str | os.PathLike[str]) -> None:
     """Write the page of a checkpoint to a file, in place of one there.
 
+    Guarantee: as `written_beside`.
+
     Raises:
         InvalidArgumentError: It cannot be written.
         IncompatibleError: As `render`.
@@ -117,9 +120,9 @@ def write_page(facts: Facts, to: str | os.PathLike[str]) -> None:
 
 
 def write_file(page: str, to: str | os.PathLike[str]) -> None:
-    """Write a page to a file, in place of one there; errors as `write_page`."""
-    with _named_errors(to):
-        Path(to).write_text(page, encoding="utf-8")
+    """Write a page to a file; guarantee and errors as `write_page`."""
+    with _named_errors(to), written_beside(to) as file:
+        Path(file).write_text(page, encoding="utf-8", errors="backslashreplace")
 
 
 def check_writable(to: str | os.PathLike[str]) -> None:
@@ -136,7 +139,10 @@ def check_writable(to: str | os.PathLike[str]) -> None:
         if file.is_dir() or not (is_there or file.parent.is_dir()):
             number = errno.EISDIR if file.is_dir() else errno.ENOENT
             raise OSError(number, os.strerror(number))
-        if not os.access(file if is_there else file.parent, os.W_OK):
+        needed = [file] if is_there else []
+        if file.is_file() or not is_there:
+            needed.append(file.resolve().parent)
+        if not all(os.access(one, os.W_OK) for one in needed):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
 
@@ -163,9 +169,8 @@ def write_pages(
         Path(to).mkdir(parents=True, exist_ok=True)
         for row in index:
             if row.facts is not None and row.address is not None:
-                page = render(row.facts, home="index.html")
-                Path(to, row.address).write_text(page, encoding="utf-8")
-        Path(to, "index.html").write_text(render_index(index), encoding="utf-8")
+                write_file(render(row.facts, home="index.html"), Path(to, row.address))
+        write_file(render_index(index), Path(to, "index.html"))
 
 
 @contextmanager

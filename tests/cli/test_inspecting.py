@@ -107,6 +107,16 @@ def test_a_parquet_file_that_cannot_be_written_is_an_error_with_a_name(checkpoin
     assert pq.read_metadata(link).num_rows == len(contents(VERSIONS))
 
 
+def test_a_file_that_is_replaced_keeps_who_may_read_it(checkpoint, tmp_path):
+    """Catches rows that everybody can read, in place of those that their owner alone could."""
+    for form in ("csv", "json", "arrow", "parquet"):
+        file = tmp_path / f"rows.{form}"
+        file.touch(mode=0o600)
+        _run("read", checkpoint, "--rows", "default", "--to", file)
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert file.stat().st_size > 0
+
+
 def test_inspect_shows_stores_and_schemas(checkpoint):
     """Catches a summary that has to read all state, or counts another version's rows."""
     (store,) = _json("inspect", checkpoint)["stores"]
@@ -310,6 +320,9 @@ def test_wrong_usage_is_told_from_errors(checkpoint, tmp_path):
     assert "JSON list" in _run("inspect", checkpoint, "--find", "[user", status=2)
     assert "exclude" in _run("inspect", checkpoint, "--find", "[]", "--largest", 1, status=2)
     assert "--rows goes with" in _run("inspect", checkpoint, "--rows", 0, status=2)
+    for words in ([], ["--largest", 1], ["--most-changed", 1], ["--key-groups"]):
+        said = _run("inspect", checkpoint, *words, "--limit", 20, status=2)
+        assert "--limit goes with --find or --where" in said
     assert "itself" in _run("diff", checkpoint, status=2)
     assert "no rows of that name" in _run("read", checkpoint, "--rows", "x", status=1)
     assert "no checkpoint" in _run("read", tmp_path / "none", status=1)

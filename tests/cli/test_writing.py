@@ -98,6 +98,15 @@ def test_transform_takes_keys_and_rows_from_files(checkpoint: str, tmp_path: Pat
     assert found == {n: n for n in range(10) if n not in (3, 4, 5)} | {5: 50}
 
 
+def test_a_file_of_rows_may_have_a_name_in_capitals(checkpoint: str, tmp_path: Path) -> None:
+    """Catches a file that `read --to` writes and `edit` does not take."""
+    file = tmp_path / "ROWS.CSV"
+    for words in (["read", "--flatten", "--to"], ["edit", "--upsert"]):
+        command, *options = words
+        done = CliRunner().invoke(cli, [command, checkpoint, "--rows", "0", *options, str(file)])
+        assert done.exit_code == 0, done.output
+
+
 def test_edit_and_forget_show_their_plans_and_do_it_with_yes(
     checkpoint: str, tmp_path: Path
 ) -> None:

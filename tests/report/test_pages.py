@@ -4,6 +4,7 @@ import html
 import json
 import re
 import subprocess
+import sys
 from html.parser import HTMLParser
 from importlib import resources
 from pathlib import Path
@@ -82,6 +83,30 @@ def test_numbers_are_those_of_list(made, tmp_path):
         assert row[5] == f"{of['num_rows']:,}"
         assert row[6:8] == [format_bytes(of["incremental_bytes"]), format_bytes(of["full_bytes"])]
         assert (row[10] == "-") == (of["commit"] is None)
+
+
+def test_a_page_is_replaced_when_it_is_whole(made, tmp_path):
+    """Catches half a page that a server of files shows, and one that others can read since."""
+    page, before = tmp_path / "page.html", tmp_path / "before.html"
+    page.write_text("before")
+    page.chmod(0o600)
+    before.hardlink_to(page)
+
+    run("report", made.path, "-o", page)
+
+    assert before.stat().st_size == len("before")
+    assert page.read_text()[-20:].endswith("</html>")
+    assert page.stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in tmp_path.glob("*.html")) == ["before.html", "page.html"]
+
+
+def test_a_page_goes_into_a_pipe(made):
+    """Catches a pipe that is taken for a file to replace."""
+    command = [sys.executable, "-m", "statestore.cli", "report", made.path, "-o", "/dev/stdout"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    told = done.stdout.rpartition("</html>")[2]
+    assert told.startswith("/dev/stdout: version 6")
 
 
 def test_state_partitions_add_up_to_the_version(made):

@@ -46,7 +46,7 @@ class RowsFile:
     """
 
     def __init__(self, path: Path) -> None:
-        form = FORMS.get(path.suffix)
+        form = FORMS.get(path.suffix.lower())
         if form is None:
             raise InvalidArgumentError(
                 "a file of rows is of a form that is not known",
