@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from statestore.core.clock import Clock, SystemClock
+from statestore.core.errors import InvalidArgumentError
 from statestore.core.ids import IdSource, RandomIds
 from statestore.core.options import StateStoreOptions
 from statestore.io.s3_settings import S3Settings
@@ -45,7 +46,7 @@ class Place:
             cache_directory: Local directory for files fetched from remote storage.
 
         Raises:
-            InvalidArgumentError: No storage of that URI (kind unsupported-scheme).
+            InvalidArgumentError: As `open_other`.
         """
         io, path = self.io, self.uri
         if io is None:
@@ -70,8 +71,16 @@ class Place:
     def open_other(self, uri: str, cache_directory: str) -> tuple[TreeFileIO, str]:
         """Return the storage of another URI and its path there, reached in the same way.
 
-        Arguments and errors as `open_storage`.
+        Arguments and errors as `open_storage`; InvalidArgumentError also where a name is not UTF-8.
         """
+        try:
+            uri.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(
+                "a name in a path is not UTF-8",
+                uri=uri,
+                to_fix="give it another name: Arrow, which reads and writes rows, opens none such",
+            ) from error
         settings = S3Settings.from_options(self.options)
         return open_storage(uri, cache_directory, settings, self.clock)
 

@@ -90,8 +90,16 @@ def parsed(connection: Any, sql: str) -> Any:
     """Return DuckDB's tree of SQL: statements, or an error and its message.
 
     Raises:
-        InvalidArgumentError: It is nested too deeply.
+        InvalidArgumentError: It is nested too deeply, or is not UTF-8.
     """
+    try:
+        sql.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(
+            "SQL is not UTF-8",
+            sql=sql,
+            to_fix="write it in UTF-8; on a command line, see that the terminal does",
+        ) from error
     ((text,),) = connection.execute(_PARSE, [sql]).fetchall()
     try:
         return json.loads(text)

@@ -48,7 +48,8 @@ class Responses:
             nonce = secrets.token_urlsafe(16)
             arguments = (*request.path_params.values(), *([nonce] if is_page else []))
             try:
-                return HTMLResponse(make(*arguments), headers=_headers(nonce))
+                page = make(*arguments).encode(errors="backslashreplace")
+                return HTMLResponse(page, headers=_headers(nonce))
             except StateStoreError as error:
                 return PlainTextResponse(str(error), 409, _headers())
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import pty
 import shlex
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +121,67 @@ def test_tables_in_a_pipe_have_a_line_for_each_row(tmp_path: Path) -> None:
         assert line.split()[-1].isdigit(), number
 
 
+def test_a_pipe_is_no_terminal_whatever_is_forced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches escapes and broken lines where colors are forced for a whole build."""
+    path = write_checkpoint(tmp_path / "checkpoint", [{"default": {("a", 1): (1, "x" * 200)}}])
+    commands = (["list"], ["read", "--rows", "default"], ["inspect"], ["sql", "--tables"])
+    plain = [run(*words, path) for words in commands]
+
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.setenv(name, "1")
+
+    assert [run(*words, path) for words in commands] == plain
+
+
+def test_a_name_that_is_not_utf8_is_refused_and_stops_no_other(
+    tmp_path: Path, query: MadeCheckpoint
+) -> None:
+    """Catches a traceback of the encoder, and one name that hides all beside it."""
+    odd = os.fsdecode(bytes(tmp_path / "odd") + b"\xff")
+    said = "a name in a path is not UTF-8: uri="
+
+    for words in (["savepoint", query.path, odd], ["branch", query.path, odd]):
+        assert said in run(*words, exit_code=1)
+    assert not Path(odd).exists()
+    shutil.copytree(query.path, odd)
+    page = ["-o", tmp_path / "page.html"]
+    for words in (["read", odd], ["report", odd, *page], ["restore", odd, tmp_path / "new"]):
+        assert said in run(*words, exit_code=1)
+    assert not (tmp_path / "new").exists()
+    listed = json.loads(run("list", tmp_path, "--output", "json"))["checkpoints"]
+    assert [said in one.get("problem", "") for one in listed] == [True, False]
+    run("report", tmp_path, "-o", tmp_path / "pages", "--output", "json")
+    index = (tmp_path / "pages" / "index.html").read_text()
+    assert "odd\\udcff" in index
+    assert query.path in index
+
+
+@pytest.mark.parametrize("command", ["read", "edit"])
+def test_a_condition_that_is_not_utf8_is_refused(tmp_path: Path, command: str) -> None:
+    """Catches a traceback of the database."""
+    path = write_checkpoint(tmp_path / "checkpoint", [{"default": {("a", 1): (1, "")}}])
+    condition = os.fsdecode(b"word = '\xff'")
+
+    said = run(command, path, "--rows", "default", "--where", condition, exit_code=1)
+
+    assert "[invalid-argument] SQL is not UTF-8: sql=" in said
+
+
 def test_a_narrow_terminal_shows_every_letter(query: MadeCheckpoint) -> None:
     """Catches times and kinds of versions that are cut off at 80 columns."""
-    terminal = {"FORCE_COLOR": "1", "COLUMNS": "80"}
-
-    shown = CliRunner(env=terminal).invoke(cli, ["list", query.path]).output
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "statestore.cli", "list", query.path]
+    env = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
+    with subprocess.Popen(command, stdout=theirs, env=env):
+        os.close(theirs)
+        read = b""
+        with suppress(OSError):  # which is how the end of a terminal is told
+            while more := os.read(ours, 4096):
+                read += more
+    os.close(ours)
+    shown = read.decode()
 
     assert "\x1b[1m" in shown
     assert max(map(len, shown.splitlines()[-3:])) <= 80
