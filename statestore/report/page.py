@@ -102,9 +102,20 @@ def fill_in(
     template: str, server: Server | None = None, home: str | None = None, **values: Any
 ) -> str:
     """Return a page of values; arguments and errors as `render`."""
-    values = {"title": "statestore", "data": None, **values}
+    values = {"title": "statestore", "data": None, "problem": None, **values}
     home = server.home if server is not None else home
     return _environment().get_template(template).render(server=server, home=home, **values)
+
+
+def render_waiting(uri: str, problem: str, server: Server) -> str:
+    """Return the page of a checkpoint that cannot be read yet; its own one comes by itself.
+
+    Args:
+        uri: The checkpoint.
+        problem: Why it cannot be read.
+        server: As `render`, and so are the errors.
+    """
+    return fill_in("waiting.html", server, title=uri, problem=problem)
 
 
 def write_page(facts: Facts, to: str | os.PathLike[str]) -> None:

@@ -9,7 +9,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from statestore.core.errors import StateStoreError
 
@@ -42,10 +42,14 @@ class Kept(Generic[Seen]):
         self._kept_until_ms = -math.inf
         self.last: Seen | None = None
         """Result of the last look; None where nobody has looked, or the last look failed."""
-        self._problem: str | None = None
+        self._problem: StateStoreError | None = None
 
-    def get(self) -> tuple[Seen | None, str | None]:
-        """Return the result of a look and None, or None and the error that it ended with."""
+    def get(self) -> Seen:
+        """Return the result of a look.
+
+        Raises:
+            StateStoreError: It ended with this.
+        """
         with self._lock:
             began_ms = self._clock.elapsed_ms()
             generation = self._generation
@@ -53,11 +57,13 @@ class Kept(Generic[Seen]):
                 try:
                     self.last, self._problem = self._look(), None
                 except StateStoreError as error:
-                    self.last, self._problem = None, str(error)
+                    self.last, self._problem = None, error
                 ended_ms = self._clock.elapsed_ms()
                 keep_ms = max(_KEEP_MS, _KEEP_TIMES * (ended_ms - began_ms))
                 self._kept, self._kept_until_ms = generation, ended_ms + keep_ms
-            return self.last, self._problem
+            if self._problem is not None:
+                raise self._problem.with_traceback(None)
+            return cast("Seen", self.last)
 
     def forget(self) -> None:
         """Look anew the next time: something was changed. A look that is under way is not kept."""
@@ -92,5 +98,12 @@ class Looks:
 
 def look_at_all(looks: Sequence[Looks]) -> list[tuple[QueryInfo | None, str | None]]:
     """Look at the queries of all checkpoints, several at once."""
+
+    def look(one: Looks) -> tuple[QueryInfo | None, str | None]:
+        try:
+            return one.query.get(), None
+        except StateStoreError as error:
+            return None, str(error)
+
     with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(lambda one: one.query.get(), looks))
+        return list(pool.map(look, looks))

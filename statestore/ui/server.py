@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from statestore.core.errors import (
     IncompatibleError,
     InvalidArgumentError,
+    StateStoreError,
 )
 from statestore.report.page import (
     IndexRow,
@@ -25,6 +26,7 @@ from statestore.report.page import (
     render_facts,
     render_index,
     render_rows,
+    render_waiting,
 )
 from statestore.ui.answers import LIMITS
 from statestore.ui.asked import answer
@@ -72,7 +74,7 @@ class _Pages:
         return render_rows(self._rows())
 
     def _rows(self) -> list[IndexRow]:
-        seen = self._index.get()[0] or []
+        seen = self._index.get()
         return [
             IndexRow(
                 one.checkpoint.uri,
@@ -85,21 +87,19 @@ class _Pages:
         ]
 
     def page(self, number: int, nonce: str) -> str:
-        facts, problem = self._looks[number].facts.get()
-        if facts is None:
-            uri = self._looks[number].checkpoint.uri
-            return render_index([IndexRow(uri, None, None, None, problem)])
         home = f"/?token={self._token}" if len(self._looks) > 1 else None
         address = f"/checkpoints/{number}"
-        return render(
-            facts, Server(address, self._token, nonce, home, self._allows_changes, LIMITS)
-        )
+        server = Server(address, self._token, nonce, home, self._allows_changes, LIMITS)
+        try:
+            return render(self._looks[number].facts.get(), server)
+        except StateStoreError as error:
+            return render_waiting(self._looks[number].checkpoint.uri, str(error), server)
 
     def part(self, number: int) -> str:
-        return render_facts(_there(*self._looks[number].facts.get()))
+        return render_facts(self._looks[number].facts.get())
 
     def live(self, number: int) -> dict[str, Any]:
-        query = _there(*self._looks[number].query.get())
+        query = self._looks[number].query.get()
         return {"query": asdict(query), "told": query.words()}
 
     def tables(self, number: int) -> dict[str, Any]:
@@ -130,12 +130,6 @@ class _Pages:
             return self.plans.do(one.checkpoint, text.get("confirmation", ""))
         finally:
             one.forget()
-
-
-def _there(found: Any, problem: str | None) -> Any:
-    if found is None:
-        raise InvalidArgumentError(problem or "nothing is there", to_fix="open the page again")
-    return found
 
 
 def make_application(

@@ -127,6 +127,82 @@ def test_a_page_renews_itself_under_whoever_reads_it(browser, tmp_path):
         browser.wait("document.querySelector('#versions td').innerText === '32'")
 
 
+STILL = "(document.querySelector('#still:not([hidden])')?.innerText ?? '')"
+
+
+def test_a_page_that_is_refused_says_that_it_stands_still(browser, tmp_path):
+    """Catches state of yesterday that looks as if it were of now."""
+    made = MadeCheckpoint(str(tmp_path / "query"), tmp_path / "scratch")
+    made.run_batch({1: 1})
+    with serve(made.path) as server:
+        browser.open(server.address)
+        assert browser.run(STILL) == ""
+        Path(made.path).rename(tmp_path / "away")
+        browser.wait(f"{STILL}.startsWith('This page stands still: [checkpoint-not-found]')")
+        (tmp_path / "away").rename(made.path)
+        browser.wait(f"{STILL} === ''")
+    browser.wait(f"{STILL}.includes('the server does not answer')")
+    with serve(made.path, "--port", server.port):
+        browser.wait(f"{STILL}.endsWith('token.')")
+    browser.complaints[:] = [of for of in browser.complaints if "Failed to load resource" not in of]
+
+
+def test_a_page_comes_by_itself_when_the_query_begins(browser, tmp_path):
+    """Catches a page that has to be opened again, and that leads nowhere until then."""
+    made = MadeCheckpoint(str(tmp_path / "query"), tmp_path / "scratch")
+    made.run_batch({1: 1})
+    (tmp_path / "later").mkdir()
+    with serve(made.path, tmp_path / "later") as server:
+        browser.open(server.address.replace("/?", "/checkpoints/1?"))
+        assert browser.run("document.querySelector('h1').innerText") == str(tmp_path / "later")
+        assert "there is no checkpoint of a streaming query" in browser.run(STILL)
+        assert browser.run("document.querySelector('a').innerText") == "all checkpoints"
+        Path(made.path).rename(tmp_path / "moved")
+        (tmp_path / "later").rmdir()
+        (tmp_path / "moved").rename(tmp_path / "later")
+        browser.wait("document.getElementById('operators') !== null")
+    browser.complaints[:] = [of for of in browser.complaints if "status of 409" not in of]
+
+
+def test_what_few_files_tell_goes_on_while_all_is_looked_at(browser, tmp_path):
+    """Catches a running query that seems to stand for as long as its state is read."""
+    made = MadeCheckpoint(str(tmp_path / "query"), tmp_path / "scratch")
+    made.run_batch({1: 1})
+    with serve(made.path) as server:
+        browser.open(server.address)
+        browser.run(
+            "window.parts = 0; const real = fetch; window.fetch = (at, how) => at.endsWith('/part')"
+            " ? new Promise(() => { parts += 1; }) : real(at, how)"
+        )
+        made.run_batch({2: 2})
+        browser.wait("parts === 1")
+        for _ in range(3):
+            told = browser.run("document.querySelector('[data-live=committed]').innerText")
+            browser.wait(
+                f"document.querySelector('[data-live=committed]').innerText !== {json.dumps(told)}"
+            )
+        assert browser.run("parts") == 1
+
+
+def test_focus_on_what_is_no_field_holds_nothing_up(browser, tmp_path):
+    """Catches a page that stands still after a click, and a focus that is lost as it renews."""
+    made = MadeCheckpoint(str(tmp_path / "query"), tmp_path / "scratch")
+    made.run_batch({1: 1})
+    MadeCheckpoint(str(tmp_path / "other"), tmp_path / "scratch of it").run_batch({1: 1})
+    focused = "document.activeElement.innerText"
+    with serve(made.path, tmp_path / "other") as server:
+        browser.open(server.address)
+        browser.run("document.querySelector('#index a').focus()")
+        made.run_batch({2: 2})
+        browser.wait("document.querySelector('#index tbody tr').cells[2].innerText === '2'")
+        assert browser.run(focused) == made.path
+        browser.open(server.address.replace("/?", "/checkpoints/0?"))
+        browser.run("document.querySelector('.of-store summary').focus()")
+        Checkpoint(made.path).rescale(8)
+        browser.wait("document.getElementById('operations') !== null")
+        assert browser.run(focused) == "Each state partition"
+
+
 def test_what_is_asked_is_answered_as_text(browser, tmp_path):
     """Catches rows, errors and keys that become markup."""
     word = "<img src=x onerror=window.hit=1><b>"

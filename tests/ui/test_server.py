@@ -150,9 +150,9 @@ def test_a_change_waits_for_no_look_and_none_of_before_is_kept():
     asking.join()
 
     assert not is_waiting
-    assert kept.get() == kept.get() == (1, None)
+    assert kept.get() == kept.get() == 1
     kept.forget()
-    assert kept.get() == (2, None)
+    assert kept.get() == 2
 
 
 class Cells(HTMLParser):
@@ -184,7 +184,12 @@ def test_page_of_a_query_that_comes_later(tmp_path):
     with serve(tmp_path, stderr=subprocess.PIPE) as served:
         warning = served.process.stderr.readline()
         assert f"no checkpoint at or below {tmp_path}" in warning
-        assert "there is no checkpoint of a streaming query" in served.page("/checkpoints/0")
+        page = served.page("/checkpoints/0")
+        assert "there is no checkpoint of a streaming query" in page
+        assert (
+            re.findall(r"<script[^>]*>", page)[0] == '<script type="application/json" id="server">'
+        )
+        assert re.search(r'<script nonce="[^"]+">', page)
 
         make_query(tmp_path, 2)
 
@@ -193,6 +198,18 @@ def test_page_of_a_query_that_comes_later(tmp_path):
                 break
             time.sleep(0.25)
         assert "<h2>Operators" in served.page("/checkpoints/0")
+
+
+def test_a_name_that_is_not_utf8_hides_no_other(tmp_path):
+    """Catches an index that fails as a whole, by one name."""
+    make_query(tmp_path / "query", 1)
+    make_query(tmp_path / "odd", 1)
+    (tmp_path / "odd").rename(tmp_path / os.fsdecode(b"\xff"))
+    with serve(tmp_path) as served:
+        page = served.page("/")
+        assert str(tmp_path / "query") in page
+        assert "a name in a path is not UTF-8" in page
+        assert "a name in a path is not UTF-8" in served.page("/checkpoints/1")
 
 
 def test_what_is_told_follows_the_query(changing, made):

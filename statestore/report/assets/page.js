@@ -196,8 +196,8 @@
   draw(false);
 
   const isBusy = (element) => {
-    const selection = getSelection();
-    return element.contains(document.activeElement)
+    const [selection, at] = [getSelection(), document.activeElement];
+    return (element.contains(at) && at.matches("input, textarea, select"))
       || (!selection.isCollapsed && selection.rangeCount > 0 && selection.getRangeAt(0).intersectsNode(element));
   };
   const renew = (html) => {
@@ -249,19 +249,55 @@
     const element = document.querySelector(`[data-live="${name}"]`);
     if (element && element.textContent !== text && !isBusy(element)) element.textContent = text;
   });
-  const follow = async () => {
+  const problems = { live: "", part: "" };
+  const stand = (what, problem) => {
+    problems[what] = problem;
+    const still = document.getElementById("still");
+    const why = problems.live || problems.part;
+    still.hidden = !why;
+    if (still.lastElementChild.textContent !== why) still.lastElementChild.textContent = why;
+  };
+  const reason = (text) => {
+    try { return JSON.parse(text).problem; } catch { return text; }
+  };
+  const look = async (what, show) => {
     try {
-      const live = index ? null : await call("live");
-      const told = live?.ok ? await live.json() : null;
-      if (told) tell(told);
-      if (index || (told && mark(told.query) !== shownMark)) {
-        const page = await call("part");
-        if (page.ok) renew(await page.text());
-        if (told) tell(told);
-      }
-      document.body.classList.remove("gone");
+      const reply = await call(what);
+      const text = await reply.text();
+      if (reply.ok) show(text);
+      stand(what, reply.ok ? "" : reason(text));
     } catch (error) {
-      document.body.classList.add("gone"); // The server may be gone: what is shown stays.
+      stand(what, `the server does not answer: ${error}`);
+    }
+  };
+  let told = null;
+  const put = (html) => {
+    const at = document.activeElement;
+    renew(html);
+    if (told) tell(told);
+    if (!at || at.isConnected) return;
+    // Focus stays on a link or a button that is another one now.
+    const same = [...document.querySelectorAll(at.localName)].find((of) => of.outerHTML === at.outerHTML);
+    same?.focus({ preventScroll: true });
+  };
+  let isLooking = false;
+  const lookAtAll = async () => {
+    if (isLooking) return;
+    isLooking = true;
+    await look("part", facts || index ? put : () => location.reload());
+    isLooking = false;
+  };
+  const follow = async () => {
+    if (facts) {
+      await look("live", (text) => {
+        told = JSON.parse(text);
+        tell(told);
+        // It may read all state: what is told goes on meanwhile.
+        if (mark(told.query) !== shownMark) lookAtAll();
+        else stand("part", "");
+      });
+    } else {
+      await lookAtAll();
     }
     setTimeout(follow, LIVE_MS);
   };
