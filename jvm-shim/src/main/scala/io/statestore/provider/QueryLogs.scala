@@ -47,7 +47,7 @@ private[provider] final class QueryLogs(session: SparkSession, val root: String)
     !before.isMissingNode && !after.isMissingNode && before != after
   }
 
-  /** The configuration that a batch was planned with; nothing where its entry has none, or is not. */
+  /** The configuration that a batch was planned with; nothing where no entry has it. */
   private def conf(batch: Long): JsonNode =
     try {
       val in = fs.open(new Path(directory, s"offsets/$batch"))
