@@ -47,7 +47,7 @@ def own_results(benchmark: str, size: str) -> Path:
     return REPOSITORY / "build" / benchmark / size
 
 
-def run_module(module: str, arguments: Iterable[str]) -> Outcome:
+def run_module(module: str, arguments: Iterable[str], *, timeout_s: int = RUN_TIMEOUT_S) -> Outcome:
     """Run a module of this package, whose last line of output is its result."""
     try:
         done = subprocess.run(
@@ -56,10 +56,10 @@ def run_module(module: str, arguments: Iterable[str]) -> Outcome:
             text=True,
             check=False,
             cwd=REPOSITORY,
-            timeout=RUN_TIMEOUT_S,
+            timeout=timeout_s,
         )
     except subprocess.TimeoutExpired:
-        return Outcome(failure=f"not done after {RUN_TIMEOUT_S} s")
+        return Outcome(failure=f"not done after {timeout_s} s")
     if done.returncode:
         return Outcome(failure=f"exit status {done.returncode}", stderr=done.stderr)
     return Outcome(json.loads(done.stdout.splitlines()[-1]))

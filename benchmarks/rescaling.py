@@ -36,6 +36,8 @@ from statestore import Checkpoint
 
 PARTITIONS, RESCALED_PARTITIONS = 4, 8
 SPARKS = "rocksdb"
+MOST_SECONDS = 7200
+"""For ten million keys."""
 PROVIDERS = (OURS, SPARKS)
 
 
@@ -55,7 +57,8 @@ def main() -> int:
     for keys in map(int, arguments.keys.split(",")):
         for provider_id in arguments.providers.split(","):
             given = ["--keys", str(keys), "--rounds", str(arguments.rounds)]
-            done = run_module("rescaling", ["--application", provider_id, *given])
+            given += ["--application", provider_id]
+            done = run_module("rescaling", given, timeout_s=MOST_SECONDS)
             if done.failure:
                 say(f"{provider_id} with {keys:,} keys failed: {done.failure}: {done.stderr}")
                 return 1

@@ -103,7 +103,7 @@ def check_executors(
                 to_fix="correct the arguments of --spark-submit: they are those of the query",
             )
         report = json.loads(result.read_text())
-    found = [_read(answer, report["python"]) for answer in report["answers"]]
+    found = [_read(answer) for answer in report["answers"]]
     if len(found) < report["executors"]:
         raise ProtocolError(
             "some executors ran no task",
@@ -122,13 +122,13 @@ def _pack(archive: Path) -> None:
             packed.write(path, path.relative_to(_PACKAGE.parent))
 
 
-def _read(answer: dict[str, Any], python: str) -> ExecutorChecks:
+def _read(answer: dict[str, Any]) -> ExecutorChecks:
     if "exit" in answer:
         check = Check(
             "python",
             "fail",
-            f"the Python of the engines cannot be run: python={python!r}, exit={answer['exit']}; "
-            "more is in the executor's stderr",
+            f"the Python of the engines cannot be run: python={answer['python']!r}, "
+            f"exit={answer['exit']}; more is in the executor's stderr",
             "name one by spark.pyspark.python that is on every executor",
         )
         return ExecutorChecks(answer["host"], answer["executor"], [check])

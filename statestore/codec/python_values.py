@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 
-def time_text(micros: int) -> str:
-    """Return a time, in microseconds since 1970, in the form of ISO 8601, of whatever year."""
-    if micros == -(1 << 63):  # to numpy this is no time
+def time_text(value: int, unit: Literal["s", "ms", "us", "ns"] = "us") -> str:
+    """Return a time, in units since 1970, in the form of ISO 8601, of whatever year."""
+    if (value, unit) == (-(1 << 63), "us"):  # to numpy this is no time
         return "-290308-12-21T19:59:05.224192"
-    return str(np.datetime64(micros, "us"))
+    return str(np.datetime64(value, unit))
 
 
 def to_pylist(values: pa.Array[Any] | pa.ChunkedArray[Any] | pa.RecordBatch | pa.Table) -> Any:
@@ -48,7 +48,7 @@ def _value(scalar: Any) -> Any:
             return to_pylist(scalar.values)
         if pa.types.is_timestamp(kind):
             zone = "" if kind.tz is None else "Z"
-            return f"{time_text(scalar.value)}{zone}"
+            return f"{time_text(scalar.value, kind.unit)}{zone}"
         if pa.types.is_date32(kind):
             return str(np.datetime64(scalar.value, "D"))
         raise

@@ -8,6 +8,7 @@ Durations are a timedelta or a number of seconds.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -174,7 +175,10 @@ class ExponentialDelay:
 
 
 def _is_whole(number: object, least: int) -> bool:
-    return isinstance(number, int) and number >= least
+    try:
+        return operator.index(number) >= least  # type: ignore[arg-type]
+    except TypeError:
+        return False
 
 
 def _require(condition: bool, name: str, value: object, allowed: str) -> None:

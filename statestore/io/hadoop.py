@@ -203,8 +203,8 @@ class HadoopFileIO:
         found = self._ask("read a file", "stat", path)
         # The same URI may be another file for another checkpoint's configuration.
         of = f"{self._checkpoint} {self._file_system}{path}"
-        identity = f"{of} {found['size']} {found['modified_ms']}"
-        digest = hashlib.blake2b(os.fsencode(identity), digest_size=16).hexdigest()
+        identity = f"{of} {found['size']} {found['modified_ms']}".encode(errors="surrogateescape")
+        digest = hashlib.blake2b(identity, digest_size=16).hexdigest()
         return int(found["size"]), f"{digest}-{os.path.basename(path)}"
 
     def delete(self, path: str) -> None:

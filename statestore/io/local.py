@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import shutil
+import stat
 import tempfile
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -177,8 +178,10 @@ class LocalFileIO:
                 for entry in entries:
                     try:
                         status = entry.stat()
-                    except FileNotFoundError:
-                        continue
+                    except OSError as error:
+                        if error.errno not in (errno.ENOENT, errno.ELOOP):
+                            raise
+                        continue  # it is gone, or a link that leads nowhere
                     if entry.is_file():
                         modified_ms = status.st_mtime_ns // 1_000_000
                         num_names = status.st_nlink
@@ -259,7 +262,7 @@ class LocalFileIO:
         """See TreeFileIO; a hard link, or a copy where the file system has none."""
         with named_errors("link a file", new_path, creates=os.path.exists(path)):
             try:
-                os.link(path, new_path)
+                os.link(os.path.realpath(path), new_path)
             except OSError as error:
                 if error.errno not in (*_NO_LINKS, errno.EXDEV, errno.EMLINK):
                     raise
@@ -330,8 +333,9 @@ def written_beside(path: str | os.PathLike[str]) -> Iterator[str]:
     """Yield a path to write a local file to, for a block.
 
     Guarantee: the file appears, or is replaced, at the end of the block; after a raise it is as it
-    was. It has the permissions of the one there. Where it is a link, what that points to is
-    written. What is no regular file, such as a pipe, is written where it is.
+    was. It has the permissions of the one there, and its owner where this process may give it.
+    Where it is a link, what that points to is written. What is no regular file, such as a pipe, is
+    written where it is.
 
     Raises:
         OSError: The disk failed, or does not let a file be written in the directory.
@@ -345,7 +349,10 @@ def written_beside(path: str | os.PathLike[str]) -> Iterator[str]:
     try:
         if target.exists():
             temporary.touch(mode=0o600)
-            shutil.copymode(target, temporary)
+            of = target.stat()
+            with suppress(PermissionError):
+                os.chown(temporary, of.st_uid, of.st_gid)
+            temporary.chmod(stat.S_IMODE(of.st_mode))
         yield str(temporary)
         temporary.replace(target)
     finally:

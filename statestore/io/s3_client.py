@@ -20,6 +20,7 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 from botocore.loaders import Loader
+from urllib3.exceptions import LocationValueError
 
 from statestore.core.errors import InvalidArgumentError, StorageError
 from statestore.io.counting import count_request
@@ -177,9 +178,9 @@ def status_of(error: BaseException) -> int | None:
 
 
 def _is_unsendable(error: BaseException) -> bool:
-    """Return whether a request cannot be written down: HTTP has no such header or address."""
+    """Return whether a request cannot be written down, since HTTP has no such header."""
     cause = error.kwargs.get("error") if isinstance(error, HTTPClientError) else None
-    return isinstance(cause, ValueError)
+    return isinstance(cause, ValueError) and not isinstance(cause, LocationValueError)
 
 
 @contextmanager

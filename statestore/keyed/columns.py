@@ -297,7 +297,9 @@ def _zoned(value: Any, named: Json) -> Any:
     if kind == "array" and isinstance(value, list | tuple):
         return [_zoned(each, named["elementType"]) for each in value]
     if kind == "map" and isinstance(value, dict | list):
-        pairs = value.items() if isinstance(value, dict) else value
+        pairs = [*value.items()] if isinstance(value, dict) else value
+        if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
+            return value
         of_key, of_value = named["keyType"], named["valueType"]
         zoned = [(_zoned(key, of_key), _zoned(each, of_value)) for key, each in pairs]
         return dict(zoned) if isinstance(value, dict) else zoned

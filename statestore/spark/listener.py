@@ -92,7 +92,7 @@ def listen(query: StreamingQuery, listener: CheckpointListener) -> None:
 
 
 class _Events:
-    """What Spark calls, of every query: other runs cost one question, and progress is not read.
+    """What Spark calls, of every query: other runs cost three calls, and progress is not read.
 
     A listener of PySpark's reads each progress whole, which takes longer the more metrics it has.
     """
@@ -150,8 +150,8 @@ class _Notifier:
 
     def attach(self) -> None:
         """Begin to listen, and notify of the newest complete version."""
-        self._manager.addListener(self._events)
         _attached[self] = None
+        self._manager.addListener(self._events)
         self._complete(lambda: _newest(self._commit_log))
         if not self._query.isActive:  # it may have ended before there was a listener
             self.end()
@@ -180,11 +180,14 @@ class _Notifier:
                 self._notify(self._listener.notify_checkpoint_aborted, aborted)
         self.leave()
 
-    def leave(self) -> Any:
-        """Be told no more, and return the bus of what is on its way."""
-        self._manager.removeListener(self._events)
+    def leave(self) -> None:
+        """Be told no more."""
         _attached.pop(self, None)
-        return self._bus
+        self._manager.removeListener(self._events)
+
+    def wait(self) -> None:
+        """Wait for an event that is on its way."""
+        self._bus.waitUntilEmpty(_LAST_EVENT_MS)
 
     def _incomplete_batch(self) -> int | None:
         committed, begun = _newest(self._commit_log), _newest(self._offset_log)
@@ -230,9 +233,12 @@ _attached: dict[_Notifier, None] = {}
 @atexit.register
 def _leave_all() -> None:
     """Be told no more: the JVM outlives the program, and logs a call that nobody answers."""
-    with suppress(Exception):  # it may have ended
-        for bus in [notifier.leave() for notifier in [*_attached]][:1]:
-            bus.waitUntilEmpty(_LAST_EVENT_MS)
+    there = [*_attached]
+    for notifier in there:
+        with suppress(Exception):  # its JVM, or its session, may have ended
+            notifier.leave()
+    with suppress(Exception):
+        there[-1].wait()  # one bus is that of all
 
 
 def _newest(log: Any) -> int | None:

@@ -20,11 +20,14 @@ from statestore.core.providers import PROVIDER_KEY, PROVIDERS, REAL_TIME_KEY
 
 _ROUNDS = 5
 _TASKS_A_CORE = 2
-_FAILED = r"{\"executor\": \"$PPID\", \"host\": \"$(hostname)\", \"exit\": $?}"
-# As the shim chooses: what is named, where it can be run, else what the machine names.
+_FAILED = (
+    r"{\"executor\": \"$PPID\", \"host\": \"$(hostname)\", \"exit\": $?, "
+    r"\"python\": \"$python\"}"
+)
+# As the shim chooses, but for an environment that pyspark is in: the first that is there.
 _SCRIPT = (
-    'named=$1; shift; for python in "$named" "$PYSPARK_PYTHON" ""; do '
-    'command -v "$python" >/dev/null && break; done; '
+    'named=$1; shift; for python in "$named" "$PYSPARK_PYTHON"; do case $python in '
+    '*/*) [ -x "$python" ];; ?*) true;; *) false;; esac && break; python=; done; '
     ': "${python:=${named:-${PYSPARK_PYTHON:-python3}}}"; '
     f'"$python" "$@" "$PPID" || echo "{_FAILED}"'
 )
@@ -35,7 +38,7 @@ def main(result: str, archive: str, asked: str) -> None:
 
     Args:
         result: The file; has `answers`, what each printed; `executors`, how many there are, also
-            those that ran no task; `python`, the Python of the engines.
+            those that ran no task.
         archive: What is run.
         asked: A file with the request; its `backend` may be null for that of the application.
     """
@@ -70,7 +73,7 @@ def main(result: str, archive: str, asked: str) -> None:
         executors = 1 if is_in_driver else known - 1  # one is the driver
         if len(_unique(answers)) >= executors:
             break
-    report = {"answers": _unique(answers), "executors": executors, "python": python or "python3"}
+    report = {"answers": _unique(answers), "executors": executors}
     Path(result).write_text(json.dumps(report))
     session.stop()
 

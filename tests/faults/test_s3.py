@@ -220,6 +220,19 @@ def test_credentials_with_a_line_break_are_not_shown(
         assert "quiet" not in "".join(traceback.format_exception(told.value))
 
 
+@pytest.mark.skipif(IS_CHOSEN, reason="the other server is reached without a proxy")
+def test_proxy_that_is_none_is_no_matter_of_credentials(s3_server, bucket, tmp_path, monkeypatch):
+    """Catches credentials that are looked through for what is wrong with an address."""
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy:abc")
+    monkeypatch.setattr(s3_client, "wait_s", lambda _: 0.0)
+    options = StateStoreOptions(**s3_server.options())
+    io = S3FileIO(str(tmp_path), S3Settings.from_options(options))
+
+    with pytest.raises(StorageError, match="proxy:abc") as told:
+        io.list(f"/{bucket}/a")
+    assert told.value.kind == "storage"
+
+
 @pytest.mark.parametrize("size", [100, 3 * PART_BYTES])
 def test_existing_file_is_not_replaced(io, s3_server, bucket, local_file, size):
     """Catches two writers of one name that both think they won."""

@@ -43,6 +43,10 @@ def test_time_that_numpy_takes_for_none_is_shown() -> None:
     assert to_pylist(pa.array(least, pa.timestamp("us", "UTC"))) == [
         "-290308-12-21T19:59:05.224192Z", "-290308-12-21T19:59:05.224193Z", None,
     ]  # fmt: skip
+    for unit in ("s", "ms"):  # of SQL
+        late = 316516377600 * (1000 if unit == "ms" else 1)
+        (text,) = to_pylist(pa.array([late], pa.timestamp(unit)))
+        assert text.startswith("12000-01-03T00:00:00")
 
 
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from pyspark.sql.streaming.listener import QueryProgressEvent
 import statestore
 from statestore import CheckpointListener, FixedDelay, QueryFailedError
 from statestore.core.clock import ManualClock
+from statestore.spark.driver_session import session_of
 
 from .conftest import BODY, PROVIDER, MakeLane, state_in_files, state_in_memory
 from .harness import HDFS, STATE_STORE, Lane, wait_for
@@ -272,25 +274,36 @@ def test_supervision_ends_when_restarts_are_used_up_or_the_query_is_stopped(
     assert (told.complete, told.aborted, told.early) == ([1], [], [])
 
 
-def test_listener_asks_for_the_batch_of_its_own_query_alone(
+def test_listener_is_told_of_its_own_query_alone(
     make_lane: MakeLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Catches every progress of every query that each listener reads whole, metrics and all."""
-    first, second = make_lane(AGGREGATION), make_lane(AGGREGATION)
+    """Catches another query's end that is taken for its own, and progress that is read whole."""
+    lane = make_lane(AGGREGATION)
     read: list[Any] = []
     monkeypatch.setattr(QueryProgressEvent, "fromJObject", read.append)
-    told = []
-    for lane in (first, second):
-        lane.feed(*AGGREGATION.plan[0])
-        query = lane.start()
-        told.append(Recorder(lambda lane=lane: lane.checkpoint / "commits"))
-        statestore.listen(query, told[-1])
-        assert query.awaitTermination(60)
-    last = len(AGGREGATION.plan[0])
+    files = AGGREGATION.plan[0]
+    lane.feed(*files[:1])
+    query = lane.start(available_now=False)
+    rates = session_of(query).readStream.format("rate").load().writeStream.format("noop")
+    other = rates.start()
+    told, of_other = Recorder(lambda: lane.checkpoint / "commits"), Counter[str]()
 
-    wait_for(lambda: all(each.complete[-1:] == [last] for each in told), "the last version", 60)
-    assert all(each.complete == sorted(set(each.complete)) for each in told)
-    assert all(not each.early and not each.aborted for each in told)
+    class Others(CheckpointListener):
+        def notify_checkpoint_complete(self, version: int) -> None:
+            of_other["complete"] += 1
+
+    try:
+        statestore.listen(query, told)
+        statestore.listen(other, Others())
+        wait_for(lambda: told.complete == [1], "the first version", 60)
+        wait_for(lambda: of_other["complete"] >= 2, "versions of the other", 60)
+        other.stop()
+        lane.feed(*files[1:2])
+        wait_for(lambda: told.complete == [1, 2], "the second version", 60)
+    finally:
+        other.stop()
+        query.stop()
+    assert not told.early
     assert read == []
 
 

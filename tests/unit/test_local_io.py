@@ -204,8 +204,13 @@ def test_link_to_a_file_is_listed_as_what_it_leads_to(tmp_path):
 
     for listed in (io.list(str(log)), io.list_tree(str(log))):
         assert [(info.name, info.size) for info in listed] == [("0", 5)]
+    (log / "2").symlink_to(log / "2")
+    assert [info.name for info in io.list(str(log))] == ["0"]
+    io.link(f"{log}/0", f"{tmp_path}/linked", sync=False)
     io.delete(f"{log}/0")
-    assert (tmp_path / "elsewhere").read_bytes() == b"bytes"
+    (tmp_path / "elsewhere").unlink()
+    assert not (tmp_path / "linked").is_symlink()
+    assert (tmp_path / "linked").read_bytes() == b"bytes"
 
 
 def _full_disk(_descriptor):

@@ -261,24 +261,26 @@
     try { return JSON.parse(text).problem; } catch { return text; }
   };
   const look = async (what, show) => {
+    let [reply, problem] = [null, ""];
     try {
-      const reply = await call(what);
+      reply = await call(what);
       const text = await reply.text();
       if (reply.ok) show(text);
-      stand(what, reply.ok ? "" : reason(text));
+      else problem = reason(text);
     } catch (error) {
-      stand(what, `the server does not answer: ${error}`);
+      problem = reply ? String(error) : `the server does not answer: ${error}`;
     }
+    stand(what, problem);
   };
   let told = null;
   const put = (html) => {
-    const at = document.activeElement;
+    const at = document.activeElement ?? document.body;
+    const alike = () => [...document.querySelectorAll(at.localName)].filter((of) => of.outerHTML === at.outerHTML);
+    const place = at === document.body ? 0 : alike().indexOf(at);
     renew(html);
     if (told) tell(told);
-    if (!at || at.isConnected) return;
     // Focus stays on a link or a button that is another one now.
-    const same = [...document.querySelectorAll(at.localName)].find((of) => of.outerHTML === at.outerHTML);
-    same?.focus({ preventScroll: true });
+    if (!at.isConnected) alike()[place]?.focus({ preventScroll: true });
   };
   let isLooking = false;
   const lookAtAll = async () => {
