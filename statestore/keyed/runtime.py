@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
 from statestore.core.errors import InvalidArgumentError
@@ -260,11 +261,10 @@ def whole_ms(timestamp: Any) -> int:
         InvalidArgumentError: It is no whole number, or has more than 64 bits; Spark refuses it,
             too, by no name.
     """
-    try:
+    whole = None
+    with suppress(TypeError):
         whole = operator.index(timestamp)
-    except TypeError:
-        whole = 1 << 63
-    if not -1 << 63 <= whole < 1 << 63:
+    if whole is None or not -1 << 63 <= whole < 1 << 63:
         raise InvalidArgumentError(
             "a timer is at a whole number of milliseconds, of 64 bits",
             to_fix="give int(timestamp), milliseconds since 1970",

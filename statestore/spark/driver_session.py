@@ -1,4 +1,4 @@
-"""Queries of this driver: their sessions, and where they have their checkpoints."""
+"""Sessions and queries of this driver: where a query has its checkpoint, and what reaches it."""
 
 from __future__ import annotations
 

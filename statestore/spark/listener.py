@@ -127,15 +127,15 @@ class _Notifier:
     """Looks into a run's commit log whenever the run reports progress; ends with the run."""
 
     def __init__(self, query: StreamingQuery, handle: Any, listener: CheckpointListener) -> None:
+        from pyspark import SparkContext  # which a client of Spark Connect does not have
+        from pyspark.java_gateway import ensure_callback_server_started
+
         self.run_id = str(query.runId)
         self._query = query
         self._listener = listener
         execution = handle.streamingQuery()
         self._commit_log, self._offset_log = execution.commitLog(), execution.offsetLog()
         session = handle.sparkSession()
-        from pyspark import SparkContext
-        from pyspark.java_gateway import ensure_callback_server_started
-
         gateway: Any = SparkContext._gateway  # noqa: SLF001
         ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
         self._manager = session.streams()

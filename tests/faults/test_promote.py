@@ -5,21 +5,17 @@ Between, no query starts; done again, it is the new, and dropped, the old. Both 
 
 from __future__ import annotations
 
-import random
 import shutil
 import signal
-import threading
 from contextlib import suppress
 from itertools import count
 
 import pytest
 
 from statestore import Checkpoint, Savepoint, Trial, try_job
-from statestore.checkpoint.layout import lease_directory
 from statestore.core.clock import ManualClock
 from statestore.core.errors import (
     FencedError,
-    IncompatibleError,
     InUseError,
     InvalidArgumentError,
     NotFoundError,
@@ -27,10 +23,9 @@ from statestore.core.errors import (
 )
 from statestore.io import storage
 from statestore.io.local import LocalFileIO
-from statestore.operations import copied_files
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.in_use import exclusive_use
-from statestore.operations.metadata_file import mark_unfinished, unfinished_operation
+from statestore.operations.metadata_file import mark_unfinished
 from statestore.operations.trial import replacing
 from statestore.operations.trial.record import (
     HISTORY,
@@ -38,76 +33,13 @@ from statestore.operations.trial.record import (
     read_record,
     write_record,
 )
-from statestore.operations.trial.replacing import put_back, replace_by_branch
-from statestore.testing.checkpoints import QUERY_ID, read_checkpoint
+from statestore.testing.checkpoints import read_checkpoint
 from tests.checkpoints import files_below
 from tests.fault_io import Fault, FaultFileIO
-from tests.faults.steps import CHANGES, Killer, Stepped, Still, counted, processes
+from tests.faults.promoting import FAULTS, World
+from tests.faults.steps import Killer, Stepped, Still, processes
 from tests.made_trials import tried_with_rows
-from tests.seams import at, place_of
-
-FAULTS = (*CHANGES, "delete_tree", "link", "make_directory")
-
-
-class World:
-    """A checkpoint and its trial in a directory that is copied for each death.
-
-    Attributes:
-        root: The directory.
-    """
-
-    def __init__(self, original, root):
-        shutil.rmtree(root, ignore_errors=True)
-        shutil.copytree(original, root)
-        self.root = root
-        self.trial = Trial(root / "trial")
-        io, record = LocalFileIO(), read_record(LocalFileIO(), str(root / "trial"))
-        write_record(io, str(root / "trial"), record, checkpoint=str(root / "checkpoint"))
-
-    def promote(self, io, clock=None):
-        """Do what a promote does before it tidies up, on a storage."""
-        directory = str(self.root / "trial")
-        replace_by_branch(
-            read_record(LocalFileIO(), directory),
-            place_of(str(self.root / "checkpoint"), io=io, clock=clock),
-            place_of(f"{directory}/checkpoint", io=io),
-            (io, directory),
-            place_of(str(self.root / "before"), io=io),
-        )
-
-    def put_back(self, io, clock=None):
-        """Do what a drop does to a checkpoint whose promote did not end."""
-        directory = str(self.root / "trial")
-        put_back(
-            read_record(LocalFileIO(), directory),
-            directory,
-            place_of(str(self.root / "checkpoint"), io=io, clock=clock),
-            place_of(str(self.root / "before"), io=io),
-            (self.root / "trial" / HISTORY).read_bytes(),
-        )
-
-    def end_process(self):
-        """Let the leases of an operation that failed go, as the end of its process does."""
-        for name in ("checkpoint", "trial/checkpoint"):
-            shutil.rmtree(lease_directory(str(self.root / name / "state")), ignore_errors=True)
-
-    @property
-    def stands(self):
-        """What a query goes on from: its rows, or "refused"."""
-        path = str(self.root / "checkpoint")
-        if unfinished_operation(LocalFileIO(), path) is not None:
-            return "refused"
-        return read_checkpoint(path)
-
-    def check_whole(self, version=3):
-        """Check the checkpoint: a query's, whole, with its history."""
-        ck = Checkpoint(self.root / "checkpoint")
-        assert ck.verify(deep=True).findings == ()
-        assert ck.info.newest_version == version
-        with open_checkpoint(place_of(ck.uri)) as opened:
-            assert opened.query_id == QUERY_ID
-            assert opened.is_between_batches
-        assert "compact" in [entry.operation for entry in ck.history()]
+from tests.seams import place_of
 
 
 @pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.extended)])
@@ -475,173 +407,6 @@ def test_promote_of_another_trial_is_not_taken_for_ones_own(made, tmp_path):
         world.trial.promote(world.root / "before")
 
     assert world.trial.result.state == "promoting"
-
-
-def copy_beside(world, how, monkeypatch, meanwhile):
-    """Copy the checkpoint; when the files of state partition 0 are copied, do something once."""
-    monkeypatch.setattr(copied_files, "_MAX_COPIES_AT_ONCE", 1)
-    acts = [meanwhile]
-
-    class Acting(LocalFileIO):
-        def fetch(self, path):
-            self._act(path)
-            return super().fetch(path)
-
-        def link(self, path, new_path, *, sync):
-            self._act(path)
-            super().link(path, new_path, sync=sync)
-
-        def _act(self, path):
-            if "/checkpoint/state/0/1/" in path and ".delta." in path and acts:
-                acts.pop()()
-
-    source, new = at(str(world.root / "checkpoint"), io=Acting()), world.root / "copy"
-    try:
-        if how == "branch":
-            source.branch(at(str(new), io=Acting()))
-        else:
-            source.savepoint(new, form=how)
-    finally:
-        assert not acts
-
-
-@pytest.mark.parametrize("how", ["native", "branch"])
-def test_copy_that_a_promote_overtakes_is_never_half_of_each(made, tmp_path, monkeypatch, how):
-    """Catches a savepoint of old and new rows, finished and found whole by `verify`."""
-    original, old, new = made
-    world = World(original, tmp_path / "world")
-
-    def promote():  # as where the storage takes no pins
-        for pin in (world.root / "checkpoint").rglob("*.pin"):
-            pin.unlink()
-        world.trial.promote(world.root / "before")
-
-    if how == "branch":
-        with pytest.raises((FencedError, NotFoundError), match=r"lineage-broken|file-not-found"):
-            copy_beside(world, how, monkeypatch, promote)
-        assert unfinished_operation(LocalFileIO(), str(world.root / "copy")) == "branch"
-    else:  # a savepoint is begun anew, as after an expiry
-        copy_beside(world, how, monkeypatch, promote)
-        assert read_checkpoint(str(world.root / "copy")) == new
-
-    assert world.stands == new
-    assert read_checkpoint(str(world.root / "before")) == old
-
-
-@pytest.mark.parametrize("how", ["native", "branch"])
-def test_promote_is_refused_while_a_copy_is_made(made, tmp_path, monkeypatch, how):
-    """Catches a copy that fails since the files that it holds back are deleted."""
-    original, old, new = made
-    world = World(original, tmp_path / "world")
-
-    def promote():
-        for dry_run in (True, False):
-            with pytest.raises(InUseError, match="somebody reads the files"):
-                world.trial.promote(world.root / "before", dry_run=dry_run)
-
-    copy_beside(world, how, monkeypatch, promote)
-
-    assert read_checkpoint(str(world.root / "copy")) == world.stands == old
-    world.trial.promote(world.root / "before")
-    assert world.stands == new
-
-
-class Beside(LocalFileIO):
-    """A local disk that does something once, before the call of a number, from 0."""
-
-    def __init__(self, number, act):
-        super().__init__()
-        self._num_left, self._act = number, act
-        self._lock = threading.Lock()
-
-    @property
-    def has_acted(self):
-        return self._act is None
-
-    def count(self):
-        with self._lock:
-            self._num_left -= 1
-            if self._act is None or self._num_left >= 0:
-                return
-            act, self._act = self._act, None
-        act()
-
-
-for _name in (*FAULTS, "list", "list_tree", "read_tail", "read_range", "fetch", "fetch_slices"):
-    setattr(Beside, _name, counted(_name))
-
-
-def copied(world, how):
-    """Copy the checkpoint; return the rows of the copy, None where it is refused, or has ended."""
-    checkpoint, new = Checkpoint(world.root / "checkpoint"), world.root / "copy"
-    try:
-        if how == "branch":
-            checkpoint.branch(new)
-        else:
-            checkpoint.savepoint(new, form=how)
-    except (FencedError, IncompatibleError, InUseError, NotFoundError):
-        is_marked = new.exists() and unfinished_operation(LocalFileIO(), str(new)) is not None
-        assert is_marked or not files_below(str(new))
-        return None
-    kind = Checkpoint if how == "branch" else Savepoint
-    assert kind(new).verify(deep=True).findings == ()
-    return read_checkpoint(str(new))
-
-
-HOW = ["native", pytest.param("canonical", marks=pytest.mark.extended), "branch"]
-
-
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("every", [40, pytest.param(1, marks=pytest.mark.extended)])
-def test_promote_before_any_call_of_a_copy_is_refused_or_seen(
-    made, tmp_path, monkeypatch, how, every
-):
-    """Catches a copy of old and new rows, or a promote that is refused when no copy is made."""
-    original, old, new = made
-    for number in count(random.randrange(every), every):
-        world, promoted = World(original, tmp_path / "world"), []
-
-        def promote(world=world, promoted=promoted):
-            with suppress(InUseError):
-                world.trial.promote(world.root / "before")
-                promoted.append(True)
-
-        disk = Beside(number, promote)
-        with monkeypatch.context() as patched:
-            patched.setattr(storage, "LocalFileIO", lambda disk=disk, **_: disk)
-            rows = copied(world, how)
-        assert rows in ((old, new, None) if promoted else (old,))
-        assert world.stands == (new if promoted else old)
-        if not promoted:
-            world.trial.promote(world.root / "before")
-        assert world.stands == new
-        assert read_checkpoint(str(world.root / "before")) == old
-        world.check_whole()
-        if not disk.has_acted:
-            break
-
-
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("every", [40, pytest.param(1, marks=pytest.mark.extended)])
-def test_copy_before_any_call_of_a_promote_is_refused_or_whole(
-    made, tmp_path, monkeypatch, how, every
-):
-    """Catches a copy of a promote that is half done, or a promote that a copy lets fail."""
-    original, old, new = made
-    seen = []
-    for number in count(random.randrange(every), every):
-        world, rows = World(original, tmp_path / "world"), []
-        disk = Beside(number, lambda world=world, rows=rows: rows.append(copied(world, how)))
-        with monkeypatch.context() as patched:
-            patched.setattr(storage, "LocalFileIO", lambda disk=disk, **_: disk)
-            world.trial.promote(world.root / "before")
-        assert world.stands == new
-        assert read_checkpoint(str(world.root / "before")) == old
-        world.check_whole()
-        if not disk.has_acted:
-            break
-        seen.append([old, None, new].index(*rows))
-    assert seen == sorted(seen)
 
 
 class _DeathError(Exception):

@@ -15,8 +15,8 @@ from statestore.core.errors import InvalidArgumentError, StateStoreError
 from statestore.io.local import LocalFileIO
 from statestore.operations.trial.record import State, read_record, write_record
 from statestore.operations.trial.rule import Rule
+from tests.faults.promoting import World
 from tests.faults.steps import Stepped
-from tests.faults.test_promote import World
 from tests.made_trials import tried_with_rows
 
 
