@@ -16,6 +16,7 @@ from statestore.backends.rocksdb.database_memory import DatabaseMemory
 from statestore.backends.rocksdb.merging import database_of
 from statestore.backends.rocksdb.sst import encode_key
 from statestore.backends.rocksdb.view import View
+from statestore.codec.merge import merge_rows
 from statestore.codec.rows import DELETE, PUT, Row
 from statestore.core.options import StateStoreOptions
 from statestore.engine.service import EngineService
@@ -163,6 +164,25 @@ class RocksDBShim(Shim):
 def in_view(reply):
     """Every row of the view that a reply names."""
     return {key: value for _, key, value in View(reply["view"]).scan(0, b"")}
+
+
+def rows_in_files(loaded, max_parallelism=G):
+    """Rows of a version as the shim reads them: slices of files, and of those what clips let by."""
+    pieces, ages = [], []
+    for age, named in enumerate(loaded["files"]):
+        data = Path(named["path"]).read_bytes()
+        stream = b"".join(data[start : start + length] for start, length in named["slices"])
+        modulus, remainder = named["clip"] or (1, 0)
+        with pa.ipc.open_stream(pa.py_buffer(stream)) as reader:
+            for batch in reader:
+                rows = [
+                    n for n, g in enumerate(batch.column(0)) if g.as_py() % modulus == remainder
+                ]
+                pieces.append(batch.take(pa.array(rows, pa.int64())))
+                ages.append(age)
+    return {
+        row["key"]: row["value"] for row in merge_rows(pieces, ages, max_parallelism).to_pylist()
+    }
 
 
 def changes_in(file):

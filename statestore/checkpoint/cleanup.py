@@ -10,7 +10,7 @@ from statestore.checkpoint.layout import parse_state_file_name
 from statestore.io.file_io import delete_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from statestore.checkpoint.layout import StoreLocation
     from statestore.core.clock import Clock
@@ -59,7 +59,10 @@ class Deadline:
 
 
 def delete_files(
-    location: StoreLocation, files: Iterable[FileInfo], deadline: Deadline | None = None
+    location: StoreLocation,
+    files: Iterable[FileInfo],
+    deadline: Deadline | None = None,
+    may_go_on: Callable[[], bool] = lambda: True,
 ) -> Cleanup:
     """Delete files of a store directory, those of the oldest versions first.
 
@@ -67,6 +70,8 @@ def delete_files(
         location: The store.
         files: Of the listing of its directory; a file that is gone is no error.
         deadline: After it no request but the first is made, so that every call makes progress.
+        may_go_on: Asked before each request but the first: whether the checkpoint is still the one
+            that the files were listed for.
 
     Raises:
         StorageError: The storage failed; some files may be deleted.
@@ -83,6 +88,9 @@ def delete_files(
                 cleaned.num_files,
                 cleaned.num_left,
             )
+            break
+        if cleaned.num_files and not may_go_on():
+            logger.info("a cleanup stops, the version is gone: store=%s", location.store)
             break
         location.io.delete_files(location.directory, [info.name for info in batch])
         cleaned += Cleanup(len(batch), sum(info.size for info in batch))

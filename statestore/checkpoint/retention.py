@@ -142,7 +142,9 @@ def _retained(
             chain = summaries.reach_back(chain, oldest)
             files.update(chain)
             first = own_deltas(chain, oldest)[0]
-            newer = at = _read(location, first)
+            if first != at.ref:
+                at = _read(location, first)
+            newer = at
             before = at.trailer.parent
             if at.trailer.files or before is None or before.version < oldest:
                 break

@@ -6,7 +6,6 @@ it can be written beside commits and be lost at any moment.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from statestore.codec.references import FileRef
     from statestore.core.options import StateStoreOptions
 
-logger = logging.getLogger(__name__)
 
 REPLAY_ROWS_PER_MS = 2000.0
 """Rows a shim reads from state files into its working view in a millisecond."""

@@ -73,11 +73,18 @@ class VersionsBase(ABC):
             IncompatibleError: The store directory holds another provider's files.
             InvalidArgumentError: The option maxParallelism does not fit num_partitions.
         """
+        self._check_provider()
+        # What is remembered is of a checkpoint that was deleted here.
+        self._summaries.forget()
+        self._recent.forget()
+        return resolve_max_parallelism(options.max_parallelism, num_partitions)
+
+    def _check_provider(self) -> None:
+        """Check that the store directory holds no files of another provider, as `load_empty`."""
         names = [info.name for info in self.location.io.list(self.location.directory)]
         refusal = other_provider_error(self.location, names)
         if refusal is not None:
             raise refusal
-        return resolve_max_parallelism(options.max_parallelism, num_partitions)
 
     def head(self, version: int, checkpoint_id: str | None) -> PublishedFile:
         """Return the delta of a version, from memory when it is one of the newest.
@@ -196,7 +203,9 @@ class VersionsBase(ABC):
             logger.warning("references of a rescale stay: error=%s", error)
         unneeded = [info for info in plan.delete if not self._is_read(info.name)]
         self._summaries.leave_out(info.name for info in unneeded)
-        return cleaned + delete_files(self.location, unneeded, deadline)
+        return cleaned + delete_files(
+            self.location, unneeded, deadline, may_go_on=lambda: self._is_there(head)
+        )
 
     def _is_there(self, head: PublishedFile) -> bool:
         try:

@@ -231,10 +231,14 @@ def test_replay_starts_at_no_snapshot_of_another_attempt(tmp_path, shim_class):
             while engine.call("status")["snapshots_in_flight"]:
                 time.sleep(0.01)
 
-        def replay(attempt):
+        def replay(attempt, version=3):
             asked = {"version": 2, "checkpoint_id": f"{attempt:032x}"}
-            return engine.call("load", **shim.load(from_snapshot=asked))
+            of = {"checkpoint_id": f"{version:032x}"}
+            return engine.call("load", **shim.load(version, from_snapshot=asked, **of))
 
         assert replay(2)["num_keys"] == 3
+        if shim.backend == "rocksdb":  # two readers: each opens its view when both were told
+            told = [replay(2), replay(2, version=2), replay(2)]
+            assert [len(in_view(one)) for one in told] == [3, 2, 3]
         with pytest.raises(AssertionError, match=rf"\[snapshot-not-found\].*/2_{9:032x}.snapshot"):
             replay(9)

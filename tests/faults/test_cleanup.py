@@ -92,6 +92,26 @@ def test_cleanup_deletes_a_thousand_files_a_request(s3_server, bucket, tmp_path,
         assert dict(store.scan()) == {b"k": b"6"}
 
 
+def test_cleanup_stops_when_another_checkpoint_takes_the_place(tmp_path):
+    """Catches files of a checkpoint that was promoted, deleted by requests for the one before."""
+    directory = tmp_path / "ck/state/0/0"
+
+    class Replaced(LocalFileIO):
+        def delete_files(self, path, names):
+            super().delete_files(path, names)
+            (newest,) = directory.glob("6*.delta.arrows")
+            newest.unlink()
+
+    with at(tmp_path / "ck", options=OPTIONS, io=Replaced()).open_store() as store:
+        commit_with_snapshots(store, 6)
+        for name in expired_names("filesystem"):
+            (directory / name).touch()
+
+        assert store.clean_up().num_files == 1_000
+
+    assert len([*directory.glob("1_*.delta.arrows")]) >= NUM_EXPIRED - 1_000
+
+
 def test_file_that_must_not_be_deleted_is_named(s3_server, bucket, tmp_path):
     """Catches a refusal that a reply of status 200 holds, and that nobody looks for."""
     io = S3FileIO(str(tmp_path), s3_server.settings())

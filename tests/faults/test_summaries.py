@@ -1,5 +1,6 @@
 """Snapshots and merged files when whoever made one is not whoever commits next, or cleans up."""
 
+import shutil
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from statestore.codec.rows import PUT, Row
-from tests.shim import Engine, G, RocksDBShim, Shim, in_view, write_sst
+from tests.shim import Engine, G, RocksDBShim, Shim, in_view, rows_in_files, write_sst
 
 SHIMS = {"filesystem": Shim, "rocksdb": RocksDBShim}
 BATCHES = 48
@@ -39,7 +40,7 @@ def new_shim(backend, directory, checkpoint_format=2, **options):
     }
     made = SHIMS[backend](directory, checkpoint_format, **given)
     made.keys = set()
-    Path(made.scratch).mkdir(parents=True)
+    Path(made.scratch).mkdir(parents=True, exist_ok=True)
     return made
 
 
@@ -80,9 +81,7 @@ def state_of(shim, tmp_path, version=None):
     Path(other.scratch).mkdir(parents=True, exist_ok=True)
     with engine(other, "reader") as reader:
         reply = reader.call("load", **shim.load(version, num_partitions=None))
-        if shim.backend == "rocksdb":
-            return in_view(reply)
-        return {"files": [file["kind"] for file in reply["files"]]}
+        return in_view(reply) if shim.backend == "rocksdb" else rows_in_files(reply)
 
 
 def expected_state(version):
@@ -112,11 +111,10 @@ def test_files_and_loads_stay_flat_when_a_job_is_started_for_each_batch(shim, tm
         sizes.append(len(files_of(shim)))
 
     assert_flat(loads, sizes)
-    if shim.backend == "rocksdb":
-        assert state_of(shim, tmp_path) == expected_state(BATCHES)
+    assert state_of(shim, tmp_path) == expected_state(BATCHES)
 
 
-def test_files_stay_flat_when_a_store_is_closed_after_each_batch(shim):
+def test_files_stay_flat_when_a_store_is_closed_after_each_batch(shim, tmp_path):
     """Catches summaries that a close and a load throw away."""
     loads, sizes = [], []
     with engine(shim) as job:
@@ -129,9 +127,10 @@ def test_files_stay_flat_when_a_store_is_closed_after_each_batch(shim):
             sizes.append(len(files_of(shim)))
 
     assert_flat(loads, sizes)
+    assert state_of(shim, tmp_path) == expected_state(BATCHES)
 
 
-def test_files_stay_flat_when_a_partition_changes_its_executor_with_each_batch(shim):
+def test_files_stay_flat_when_a_partition_changes_its_executor_with_each_batch(shim, tmp_path):
     """Catches summaries that only the executor that made them knows of."""
     loads, sizes = [], []
     with engine(shim, 1) as one, engine(shim, 2) as two:
@@ -144,9 +143,10 @@ def test_files_stay_flat_when_a_partition_changes_its_executor_with_each_batch(s
             sizes.append(len(files_of(shim)))
 
     assert_flat(loads, sizes)
+    assert state_of(shim, tmp_path) == expected_state(BATCHES)
 
 
-def test_files_stay_flat_when_each_batch_runs_twice(shim):
+def test_files_stay_flat_when_each_batch_runs_twice(shim, tmp_path):
     """Catches summaries lost where a batch has two actions: the first attempt is the one taken."""
     loads, sizes = [], []
     with engine(shim) as job:
@@ -160,6 +160,29 @@ def test_files_stay_flat_when_each_batch_runs_twice(shim):
             sizes.append(len(files_of(shim)))
 
     assert_flat(loads, sizes, attempts=2)
+    assert state_of(shim, tmp_path) == expected_state(BATCHES)
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_query_begun_anew_names_no_file_of_a_checkpoint_that_was_deleted(tmp_path, backend):
+    """Catches a version that names a summary which went with the directory, and loads nowhere.
+
+    As in a notebook: a query runs, its checkpoint is deleted, and it runs again over the same rows.
+    """
+    num_batches = 20
+    with engine(new_shim(backend, tmp_path, checkpoint_format=1)) as job:
+        for run in ("first", "second"):
+            shim = new_shim(backend, tmp_path, checkpoint_format=1, run=run)
+            job.call("load", **shim.load(0))
+            for _ in range(num_batches):
+                commit(shim, job)
+                job.settle()
+            job.call("close", store=shim.store, backend=shim.backend)
+            if run == "first":
+                assert any(".delta." not in name for name in files_of(shim))
+                shutil.rmtree(tmp_path / "ck")
+
+    assert state_of(shim, tmp_path) == expected_state(num_batches)
 
 
 def test_commit_names_a_merged_file_that_its_load_found_due(tmp_path):

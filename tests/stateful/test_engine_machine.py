@@ -11,13 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from rocksdict import AccessType, Options, Rdict
 
 from statestore.backends.rocksdb.sst import split_row
-from statestore.codec.merge import merge_rows
 from statestore.codec.rows import DELETE, MERGE, PUT, Row
-from statestore.codec.state_file import StateFile
 from statestore.testing.deltas import write_stream
 from tests.engine_process import EngineGoneError, EngineProcess
 from tests.models import StoreModel, keys, values
-from tests.shim import G, write_sst
+from tests.shim import G, rows_in_files, write_sst
 from tests.stateful.histories import case_of
 
 OPTIONS = {
@@ -161,18 +159,10 @@ class EngineMachine(RuleBasedStateMachine):
             checkpoint_format=self.format,
             options=self.options,
         )
-        found = self.rows_in_files(loaded) if loaded["view"] is None else rows_in_view(loaded)
+        is_in_files = loaded["view"] is None
+        found = [*rows_in_files(loaded, G).items()] if is_in_files else rows_in_view(loaded)
         assert loaded["num_keys"] == len(found)
         return sorted(found)
-
-    def rows_in_files(self, loaded):
-        pieces, ages = [], []
-        for age, named in enumerate(loaded["files"]):
-            file = StateFile(named["path"])
-            for index in range(file.num_batches):
-                pieces.append(file.batch(index))
-                ages.append(age)
-        return [(row["key"], row["value"]) for row in merge_rows(pieces, ages, G).to_pylist()]
 
     @precondition(lambda self: self.model.version > 0)
     @rule(num_retained=st.integers(1, 6))

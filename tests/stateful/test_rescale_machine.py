@@ -7,8 +7,6 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.ipc as ipc
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -26,7 +24,6 @@ from statestore.checkpoint.rescaling import (
     write_rescaled_version,
 )
 from statestore.checkpoint.trailers import read_delta_trailer
-from statestore.codec.merge import merge_rows
 from statestore.codec.references import StoreName
 from statestore.codec.rows import DELETE, MERGE, PUT, Row
 from statestore.core.clock import SystemClock
@@ -36,6 +33,7 @@ from statestore.io.local import LocalFileIO
 from statestore.testing.deltas import write_stream
 from tests.fault_io import Fault, FaultFileIO
 from tests.models import keys, values
+from tests.shim import rows_in_files
 from tests.stateful.histories import case_of
 
 G = 24
@@ -342,7 +340,7 @@ class RescaleMachine(RuleBasedStateMachine):
             num_partitions=num_partitions,
         )
         is_in_files = loaded["view"] is None
-        rows = rows_in_files(loaded) if is_in_files else rows_in_view(loaded, partition)
+        rows = rows_in_files(loaded, G) if is_in_files else rows_in_view(loaded, partition)
         # Of what a rescale made, who reads the rows counts them.
         is_unknown = self.versions[version].is_rescaled and loaded["num_keys"] is None
         assert is_unknown or loaded["num_keys"] == len(rows)
@@ -420,23 +418,6 @@ class RescaleMachine(RuleBasedStateMachine):
             return False
         others = {*json.loads(path.read_text())["sources"]} - {ref.partition}
         return not any(Path(self.location(p).path(path.name)).exists() for p in others)
-
-
-def rows_in_files(loaded):
-    """Rows of a version as the shim reads them: slices of files, and of those what clips let by."""
-    pieces, ages = [], []
-    for age, named in enumerate(loaded["files"]):
-        data = Path(named["path"]).read_bytes()
-        stream = b"".join(data[start : start + length] for start, length in named["slices"])
-        modulus, remainder = named["clip"] or (1, 0)
-        with ipc.open_stream(pa.py_buffer(stream)) as reader:
-            for batch in reader:
-                rows = [
-                    n for n, g in enumerate(batch.column(0)) if g.as_py() % modulus == remainder
-                ]
-                pieces.append(batch.take(pa.array(rows, pa.int64())))
-                ages.append(age)
-    return {row["key"]: row["value"] for row in merge_rows(pieces, ages, G).to_pylist()}
 
 
 def rows_in_view(loaded, partition):

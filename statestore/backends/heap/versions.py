@@ -18,7 +18,6 @@ from statestore.checkpoint.load import check_settings
 from statestore.checkpoint.placement import mark_home
 from statestore.checkpoint.trailers import other_provider_error, read_trailer
 from statestore.core.errors import NotFoundError, StorageError
-from statestore.core.key_groups import resolve_max_parallelism
 from statestore.core.providers import PROVIDERS
 from statestore.io.checkpoint_memory import TO_FIX_LOSS
 
@@ -46,11 +45,6 @@ class HeapVersions(FilesystemVersions):
     def __init__(self, location: StoreLocation, home: StoreLocation, clock: Clock) -> None:
         super().__init__(location, clock, BACKEND)
         self._home = home
-
-    def load_empty(self, num_partitions: int, options: StateStoreOptions) -> int:
-        """See FilesystemVersions; another provider's files would be in home."""
-        self._check_home()
-        return resolve_max_parallelism(options.max_parallelism, num_partitions)
 
     def load(
         self,
@@ -127,7 +121,7 @@ class HeapVersions(FilesystemVersions):
         try:
             yield
         except NotFoundError as error:
-            self._check_home()
+            self._check_provider()
             if error.kind == "version-not-found" and self._is_lost(version):
                 raise self._lost(NotFoundError, version) from error
             raise
@@ -157,11 +151,12 @@ class HeapVersions(FilesystemVersions):
             to_fix=TO_FIX_LOSS,
         )
 
-    def _check_home(self) -> None:
-        """Check that the checkpoint directory holds no files of another provider or backend.
+    def _check_provider(self) -> None:
+        """Check that home, in the checkpoint directory, holds no files of others.
 
         Raises:
-            IncompatibleError: It does (kind other-provider or backend-changed).
+            IncompatibleError: It holds some of another provider (kind other-provider) or backend
+                (kind backend-changed).
         """
         names = [info.name for info in self._home.io.list(self._home.directory)]
         others = [name for name in names if name != HEAP_MARKER]

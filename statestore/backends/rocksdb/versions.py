@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import shutil
+import tempfile
+from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,6 +95,8 @@ class RocksDBVersions(VersionsBase):
         """Of those that read beside the query, from a database of their own."""
         self._read_directory = f"{local_directory}-read"
         self._read = LocalVersions(location, self._read_directory, memory)
+        self._replays: deque[str] = deque()
+        """Directories of replays, the oldest first; guarded by the turn of those that read."""
 
     def load(
         self,
@@ -148,6 +152,7 @@ class RocksDBVersions(VersionsBase):
         """Release the readers' database; open views stay readable."""
         with self._reading:
             self._read.forget()
+            self._replays.clear()
             for directory in (self._read_directory, self._replay_directory):
                 shutil.rmtree(directory, ignore_errors=True)
 
@@ -181,11 +186,16 @@ class RocksDBVersions(VersionsBase):
         """Make a view of a version by exactly one snapshot, in a database of its own.
 
         The store's may have the version by another way. Open views of an earlier replay stay
-        readable.
+        readable, and so do the newest that other readers may not have opened yet.
         """
         chain = chain_from_snapshot(self.location, head, *snapshot)
-        shutil.rmtree(self._replay_directory, ignore_errors=True)
-        local = LocalVersions(self.location, self._replay_directory, self._memory)
+        with local_errors("write to the local disk", self._replay_directory):
+            Path(self._replay_directory).mkdir(parents=True, exist_ok=True)
+            directory = tempfile.mkdtemp(dir=self._replay_directory)
+        self._replays.append(directory)
+        while len(self._replays) > NUM_VIEWS:
+            shutil.rmtree(self._replays.popleft(), ignore_errors=True)
+        local = LocalVersions(self.location, directory, self._memory)
         loaded = local.bring_to(head, chain, options)
         local.shrink()
         return loaded
