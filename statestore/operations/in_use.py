@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from statestore.checkpoint.history import newest_event
 from statestore.checkpoint.layout import parse_lease_name, parse_pin_name
 from statestore.checkpoint.lease import INTERVALS, Holder, Lease, Leases
 from statestore.checkpoint.lease_watch import await_end
@@ -28,6 +29,7 @@ from statestore.core.process import find_process
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from statestore.checkpoint.history import Event
     from statestore.checkpoint.lease import QueryProgress
     from statestore.core.clock import Clock
     from statestore.io.file_io import FileInfo, FileIO
@@ -49,8 +51,8 @@ def exclusive_use(checkpoint: OpenCheckpoint, operation: str) -> Iterator[Exclus
     machines, until their leases have expired.
 
     Args:
-        checkpoint: The checkpoint. What it remembers of the logs is still true when the block
-            begins.
+        checkpoint: The checkpoint. What it remembers of the logs and of the history of operations
+            is still true when the block begins.
         operation: What is done, in a word, for whoever is refused meanwhile.
 
     Guarantee: no query run of this package loads or commits a state version between the beginning
@@ -67,6 +69,7 @@ def exclusive_use(checkpoint: OpenCheckpoint, operation: str) -> Iterator[Exclus
     checkpoint.check_of_query()
     _ = checkpoint.backend  # of another provider's checkpoint nothing is touched
     batches = checkpoint.planned_batches, checkpoint.committed_batches
+    event = checkpoint.newest_event
     with exclusive_directory(
         checkpoint.io,
         checkpoint.path,
@@ -75,6 +78,7 @@ def exclusive_use(checkpoint: OpenCheckpoint, operation: str) -> Iterator[Exclus
         clock=checkpoint.clock,
     ) as use:
         _require_batches(checkpoint, *batches)
+        _require_event(checkpoint, event)
         if checkpoint.state_root != checkpoint.state_directory:
             require_own_state(
                 checkpoint.place.state_uri,
@@ -300,6 +304,19 @@ def same_batches(checkpoint: OpenCheckpoint) -> Callable[[], None]:
     """
     batches = checkpoint.planned_batches, checkpoint.committed_batches
     return lambda: _require_batches(checkpoint, *batches)
+
+
+def _require_event(checkpoint: OpenCheckpoint, known: Event | None) -> None:
+    """Check that no operation has written the history: a promote keeps the batches of the logs."""
+    found = newest_event(checkpoint.io, checkpoint.path)
+    if found != known:
+        raise InUseError(
+            "a query or an operation has written the checkpoint since it was opened",
+            checkpoint=checkpoint.path,
+            known_by="a new line in its history of operations",
+            operation=None if found is None else found.operation,
+            to_fix="do it again: what was decided is of the state before",
+        )
 
 
 def _require_batches(

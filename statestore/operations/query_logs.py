@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from statestore.checkpoint.history import newest_event
 from statestore.checkpoint.layout import BODIES
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, CommitEntry, OffsetsEntry, QueryLog
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
@@ -14,6 +15,7 @@ from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
 from statestore.core.providers import PROVIDER_KEY, PROVIDERS, SPARK_PROVIDERS
 
 if TYPE_CHECKING:
+    from statestore.checkpoint.history import Event
     from statestore.checkpoint.layout import FileBody
     from statestore.io.file_io import FileIO, TreeFileIO
 
@@ -58,6 +60,11 @@ class QueryLogs:
     def committed_batches(self) -> tuple[int, ...]:
         """Batches of the commit log, ascending."""
         return tuple(self.commits.batches())
+
+    @cached_property
+    def newest_event(self) -> Event | None:
+        """The last line of the history of operations; None where there is none."""
+        return newest_event(self.io, self.path)
 
     @property
     def newest_planned(self) -> int | None:

@@ -14,13 +14,15 @@ from statestore.core.errors import FencedError, IncompatibleError, InUseError, N
 from statestore.io import storage
 from statestore.io.local import LocalFileIO
 from statestore.operations import copied_files
+from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.metadata_file import unfinished_operation
+from statestore.operations.writing.decide import decide_edit
 from statestore.testing.checkpoints import read_checkpoint
 from tests.checkpoints import files_below
 from tests.faults.promoting import FAULTS, World
 from tests.faults.steps import counted
 from tests.made_trials import tried_with_rows
-from tests.seams import at
+from tests.seams import at, place_of
 
 
 @pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.extended)])
@@ -96,6 +98,30 @@ def test_promote_is_refused_while_a_copy_is_made(made, tmp_path, monkeypatch, ho
     assert read_checkpoint(str(world.root / "copy")) == world.stands == old
     world.trial.promote(world.root / "before")
     assert world.stands == new
+
+
+def test_edit_that_was_decided_before_a_promote_is_refused(made, tmp_path):
+    """Catches a version on top of files that are gone: the promoted one has the same number."""
+    original, _, new = made
+    world = World(original, tmp_path / "world")
+    with open_checkpoint(place_of(str(world.root / "checkpoint"))) as opened:
+        edit = decide_edit(
+            opened,
+            "0",
+            delete="key.k < 5",
+            upsert=None,
+            watermark_ms=None,
+            expire=None,
+            older_than=None,
+            all_rows=False,
+        )
+        world.trial.promote(world.root / "before")
+
+        with pytest.raises(InUseError, match="operation='promote'"):
+            edit.run()
+
+    assert world.stands == new
+    assert Checkpoint(world.root / "checkpoint").verify(deep=True).findings == ()
 
 
 class Beside(LocalFileIO):

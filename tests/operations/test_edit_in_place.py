@@ -8,6 +8,7 @@ from datetime import timedelta
 from math import inf, nan
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pyarrow as pa
 import pytest
@@ -20,6 +21,7 @@ from statestore.core.clock import LAST_MS, ManualClock
 from statestore.core.errors import FencedError, InUseError, InvalidArgumentError
 from statestore.io.local import LocalFileIO
 from statestore.operations import full_state
+from statestore.operations.reading.condition import Condition
 from statestore.operations.writing import decide
 from statestore.operations.writing.found import find_rows
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
@@ -99,6 +101,33 @@ def test_an_edit_keeps_no_file_open_for_each_state_partition(
 
     assert len(still_open) > 6
     assert still_open == [0] * len(still_open)
+
+
+def test_an_edit_keeps_no_database_open_for_each_state_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches an edit of 200 state partitions that takes 1,600 threads, and ends.
+
+    Each condition is a database of its own.
+    """
+    made = make(tmp_path, num_partitions=16)
+    alive: WeakSet[Condition] = WeakSet()
+    counts: list[int] = []
+
+    def opened(text: str) -> Condition:
+        condition = Condition(text)
+        alive.add(condition)
+        counts.append(len(alive))
+        return condition
+
+    monkeypatch.setattr(decide, "Condition", opened)
+    put = pa.table({"key.k": [KEYS[3], 7], "value.value": [70, 80]})
+
+    Checkpoint(made.path).edit(0, delete=f"k < {KEYS[2]}", upsert=put)
+
+    assert len(counts) >= 16
+    assert max(counts) <= full_state.MAX_STATES_AT_ONCE + 1
+    assert Checkpoint(made.path).rows(0).read().num_rows == 39
 
 
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])

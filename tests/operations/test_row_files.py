@@ -229,6 +229,48 @@ def test_times_that_spark_writes_to_parquet_are_in_utc(tmp_path: Path) -> None:
     assert table["key"].to_pylist() == [{"w": {"start": TIME}}, {"w": {"start": far}}]
 
 
+def test_times_that_spark_writes_into_lists_and_maps_are_in_utc(tmp_path: Path) -> None:
+    """Catches an array of times that is refused, or taken for times without a zone."""
+    path, later = tmp_path / "k.parquet", TIME + dt.timedelta(days=1)
+    instant = pa.timestamp("us", "UTC")
+    kinds = {"l": pa.list_(instant), "m": pa.map_(pa.string(), instant), "n": pa.int64()}
+    keys_of_file = [{"l": [TIME, None, later], "m": [("a", TIME)], "n": 1}]
+    given = pa.table({"key": pa.array(keys_of_file, pa.struct(kinds))})
+    pq.write_table(given, path, use_deprecated_int96_timestamps=True)
+    of_instants = family_of(
+        {"l": array("timestamp"), "m": map_of("string", "timestamp"), "n": "long"}
+    )
+
+    table = read_given(path, "default", of_instants, has_values=False)
+
+    found = table["key"].to_pylist()
+    assert found == keys_of_file
+    of_local_times = family_of(
+        {"l": array("timestamp_ntz"), "m": map_of("string", "timestamp"), "n": "long"}
+    )
+    with pytest.raises(InvalidArgumentError, match="timestamp"):
+        read_given(path, "default", of_local_times, has_values=False)
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_nanoseconds_of_times_of_96_bits_are_not_lost(tmp_path: Path, *, is_nested: bool) -> None:
+    """Catches another time than the one given, in a key another key."""
+    path = tmp_path / "k.parquet"
+    nanos = 1_704_067_200_123_456_000
+    kind: Any = pa.list_(pa.timestamp("ns")) if is_nested else pa.timestamp("ns")
+    family = family_of({"t": array("timestamp") if is_nested else "timestamp"})
+    for rest in (0, 789):
+        times = [None, nanos + rest, -nanos - rest, 0]
+        column = pa.array([times] if is_nested else times, kind)
+        given = pa.table({"key": pa.StructArray.from_arrays([column], ["t"])})
+        pq.write_table(given, path, use_deprecated_int96_timestamps=True)
+        if rest:
+            with pytest.raises(InvalidArgumentError, match=r"not without a loss.*789 nanoseconds"):
+                read_given(path, "default", family, has_values=False)
+        else:
+            assert read_given(path, "default", family, has_values=False).num_rows == len(column)
+
+
 def test_csv_of_any_rows_is_read_back(tmp_path: Path) -> None:
     """Catches text that another writer of CSV quotes in its way."""
     texts = ["a", 'x"y', "1,2", "\n", "", " ", "007", "'"]

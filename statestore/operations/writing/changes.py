@@ -72,8 +72,11 @@ def changes_of(
     shape: StoreShape,
     rows: Iterable[FamilyRows],
     scratch_directory: str,
-) -> list[Changes]:
-    """Return the changes of each state partition of a store, whose rows are read with them.
+) -> Callable[[PublishedFile], Changes]:
+    """Return a function that gives the changes of a state partition of a store, by its version.
+
+    Its rows are read with them. Each call makes the conditions anew, which take threads and memory:
+    to be called where the changes are written, and not for all state partitions at once.
 
     Args:
         checkpoint: The checkpoint.
@@ -86,9 +89,9 @@ def changes_of(
     """
     rows = list(rows)
     if not rows:
-        return [NO_CHANGES for _ in shape.heads]
+        return lambda _: NO_CHANGES
     puts = _puts(shape, rows, scratch_directory)
-    return [_changes(checkpoint, shape, rows, puts, head) for head in shape.heads]
+    return lambda head: _changes(checkpoint, shape, rows, puts, head)
 
 
 def _changes(

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from statestore.operations.batches import EditBatch
     from statestore.operations.committed_version import CommittedVersion
     from statestore.operations.result import Progress
-    from statestore.operations.writing.changes import Changes
     from statestore.operations.writing.family_rows import FamilyRows
     from statestore.operations.writing.shape import StoreShape
 
@@ -117,10 +116,10 @@ class EditInPlace:
         ids = RandomIds()
         changes = changes_of(checkpoint, shape, rows, work.scratch_directory)
 
-        def write_one(head: PublishedFile, of_partition: Changes) -> PublishedFile:
+        def write_one(head: PublishedFile) -> PublishedFile:
             location = checkpoint.location(head.trailer.store)
-            return write_changes(location, head, of_partition, ids.new_id(), work)
+            return write_changes(location, head, changes(head), ids.new_id(), work)
 
         with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
-            made = list(pool.map(write_one, shape.heads, changes))
+            made = list(pool.map(write_one, shape.heads))
         return {one.trailer.store: one for one in made}

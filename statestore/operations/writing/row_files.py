@@ -14,9 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from statestore.codec.key_bytes import key_type, value_type
+from statestore.codec.rows import to_numpy
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.typed_text import MisfitError, parsed, value_of, value_of_text
 
@@ -93,27 +95,92 @@ def _named_errors(path: Path) -> Iterator[None]:
 
 
 def _read_parquet(data: bytes, path: Path, kinds: dict[str, SparkType]) -> pa.Table:
-    del path, kinds
+    del kinds
     import pyarrow.parquet as pq
 
     # Times of 96 bits reach beyond the year 2262; those in nanoseconds would come round again.
     with pq.ParquetFile(pa.BufferReader(data), coerce_int96_timestamp_unit="us") as file:
         leaves = [file.schema.column(number) for number in range(len(file.schema))]
-        instants = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
+        instants = [leaf.physical_type == "INT96" for leaf in leaves]
         table = file.read()
+    if any(instants):
+        with pq.ParquetFile(pa.BufferReader(data), coerce_int96_timestamp_unit="ns") as file:
+            _check_whole_micros(table, file.read(), path)
     # Times of 96 bits, as Spark writes them, are of no zone to Arrow; Spark means UTC.
-    fields = [field.with_type(_in_utc(field.type, field.name, instants)) for field in table.schema]
+    left = iter(instants)
+    fields = [field.with_type(_in_utc(field.type, left)) for field in table.schema]
     return table.cast(pa.schema(fields))
 
 
-def _in_utc(kind: Any, path: str, instants: set[str]) -> Any:
-    if path in instants:
-        return pa.timestamp(kind.unit, "UTC")
+def _in_utc(kind: Any, instants: Iterator[bool]) -> Any:
+    """Return a type with the zone of those of its leaves, in file order, that are of 96 bits."""
+
+    def inner(part: Any) -> Any:
+        return part.with_type(_in_utc(part.type, instants))
+
+    if pa.types.is_map(kind):
+        return pa.map_(inner(kind.key_field), inner(kind.item_field), kind.keys_sorted)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(inner(kind.value_field), kind.list_size)
+    for is_list, make in _LISTS:
+        if is_list(kind):
+            return make(inner(kind.value_field))
     if pa.types.is_struct(kind):
-        return pa.struct(
-            [part.with_type(_in_utc(part.type, f"{path}.{part.name}", instants)) for part in kind]
-        )
-    return kind
+        return pa.struct([inner(part) for part in kind])
+    return pa.timestamp(kind.unit, "UTC") if next(instants) else kind
+
+
+_LISTS: tuple[tuple[Any, Any], ...] = (
+    (pa.types.is_list, pa.list_),
+    (pa.types.is_large_list, pa.large_list),
+    (pa.types.is_list_view, pa.list_view),
+    (pa.types.is_large_list_view, pa.large_list_view),
+)
+
+
+def _check_whole_micros(micros: pa.Table, nanos: pa.Table, path: Path) -> None:
+    """Check that times of 96 bits lose nothing as microseconds.
+
+    Args:
+        micros: A table with such times in microseconds.
+        nanos: The same with them in nanoseconds; those that do not fit have come round.
+        path: Of the file, for the error.
+
+    Raises:
+        InvalidArgumentError: They do.
+    """
+    for name in micros.column_names:
+        pairs = zip(_times(micros[name]), _times(nanos[name]), strict=True)
+        for of_micros, of_nanos in pairs:
+            if of_micros.type == of_nanos.type:
+                continue
+            lost = to_numpy(of_nanos, np.int64) - to_numpy(of_micros, np.int64) * 1000
+            lost[of_micros.is_null().to_numpy(zero_copy_only=False)] = 0
+            if lost.any():
+                at = int(np.flatnonzero(lost)[0])
+                raise InvalidArgumentError(
+                    "a value is not one of its column's type, or not without a loss",
+                    file=str(path),
+                    column=name,
+                    value=f"{of_micros[at].cast(pa.string())} and {lost[at]} nanoseconds",
+                    expected=str(of_micros.type),
+                    to_fix="give times in microseconds",
+                )
+
+
+def _times(column: pa.ChunkedArray[Any]) -> Iterator[pa.Array[Any]]:
+    """Yield the times in a column, and in what its values are made of, in one order."""
+    left: list[Any] = list(column.chunks)
+    while left:
+        part = left.pop()
+        if pa.types.is_timestamp(part.type):
+            yield part
+        elif pa.types.is_struct(part.type):
+            left += part.flatten()
+        elif pa.types.is_map(part.type):
+            left += [part.keys, part.items]
+        elif pa.types.is_nested(part.type):
+            left.append(part.flatten())
 
 
 def _read_csv(data: bytes, path: Path, kinds: dict[str, SparkType]) -> pa.Table:
