@@ -206,7 +206,8 @@ class StateStoreOptions:
     rocksdb_block_cache_size_mb: int = _option(
         "rocksdb.blockCacheSizeMB", 128, "int", scope="shim",
         unit="MiB", minimum=1,
-        doc="Block cache of an executor's RocksDB readers, all stores together.",
+        doc="Block cache of an executor's RocksDB readers, all stores together. The first query "
+        "of the executor sets it.",
     )
     rocksdb_block_size_kb: int = _option(
         "rocksdb.blockSizeKB", 4, "int", scope="both",

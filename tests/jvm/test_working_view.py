@@ -101,13 +101,15 @@ def test_readers_of_one_view_do_not_disturb_each_other(
 def test_memory_of_a_view_goes_by_its_rows(classes: Path) -> None:
     """Catches the space of replaced rows that is neither used again nor given up.
 
-    A view holds its rows, those that the last batch replaced, and no more than a third beside.
+    A view holds its rows, those that the last batch replaced, and no more than a third beside. Its
+    index does not stay as large as for rows that have gone.
     """
-    shown = run_java(classes, "view.ViewMemoryCheck")
+    shown, index = run_java(classes, "view.ViewMemoryCheck").splitlines()
 
     held = {name: int(percent) for name, percent in (pair.split("=") for pair in shown.split())}
     assert len(held) == 4
     assert max(held.values()) <= 300, held
+    assert int(index) < 1000
 
 
 @pytest.mark.timeout(240)
@@ -341,6 +343,22 @@ def test_view_that_needs_more_files_than_may_be_open_is_not_damaged(
     assert "Too many open files" in shown
     assert "OpenFilesException" in shown
     assert "raise the limit of open files" in shown
+
+
+@pytest.mark.timeout(240)
+def test_configuration_of_a_query_that_runs_is_not_forgotten(classes: Path) -> None:
+    """Catches a query that cannot commit any more, since 256 others were looked at meanwhile."""
+    forgotten, *kept = run_java(classes, "engine.HadoopFilesCheck").splitlines()
+
+    assert "belongs to no query of this JVM" in forgotten
+    assert len(kept) == 1
+    assert '"ok"' in kept[0]
+
+
+@pytest.mark.timeout(240)
+def test_block_cache_is_one_for_an_executor(classes: Path) -> None:
+    """Catches a block cache for each size that a query asks for: each stays until the JVM ends."""
+    assert run_java(classes, "rocksdb.ReaderSettingsCheck").split() == ["true"]
 
 
 @pytest.mark.timeout(240)

@@ -48,6 +48,10 @@ final class EnginePool private[engine] (settings: EngineSettings) {
   def register(checkpoint: String, configuration: Configuration): Unit =
     files.register(checkpoint, configuration)
 
+  /** Do so again where the configuration was forgotten meanwhile; see `HadoopFiles`. */
+  def keepRegistered(checkpoint: String, configuration: Configuration): Unit =
+    files.keepRegistered(checkpoint, configuration)
+
   /** Begin to start the engines, so that the first call need not wait for it. Does not wait. */
   def startInBackground(): Unit = engines.foreach(_.startInBackground())
 

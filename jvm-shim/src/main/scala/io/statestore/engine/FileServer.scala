@@ -51,6 +51,10 @@ private[engine] final class FileServer {
   def register(checkpoint: String, configuration: Configuration): Unit =
     files.register(checkpoint, configuration)
 
+  /** Do so again where the configuration was forgotten meanwhile. */
+  def keepRegistered(checkpoint: String, configuration: Configuration): Unit =
+    files.keepRegistered(checkpoint, configuration)
+
   /** End all connections. Requests under way may still take effect. */
   def close(): Unit = synchronized {
     if (server != null) server.close()

@@ -34,11 +34,17 @@ final class HadoopFiles {
 
   /**
    * Use the Hadoop configuration of the query that has this checkpoint. Those that were not used
-   * for longest are forgotten when there are very many.
+   * for longest are forgotten when there are very many: a query says before each call that its own
+   * is to be kept.
    */
   def register(checkpoint: String, configuration: Configuration): Unit = synchronized {
     registered.put(checkpoint, new Registered(configuration))
     ()
+  }
+
+  /** Register a configuration again where that of its checkpoint was forgotten. */
+  def keepRegistered(checkpoint: String, configuration: Configuration): Unit = synchronized {
+    if (registered.get(checkpoint) == null) register(checkpoint, configuration)
   }
 
   /**
@@ -237,7 +243,7 @@ object HadoopFiles {
 
   private val BufferBytes = 1 << 16
 
-  /** More than there are queries in one JVM. */
+  /** More than the queries that one JVM mostly has. */
   private val MostConfigurations = 256
 
   /** The directory of a file that is to be written is not there. */

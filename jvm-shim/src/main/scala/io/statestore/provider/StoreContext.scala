@@ -150,8 +150,10 @@ private[statestore] final class StoreContext(
   }
 
   def call(request: ObjectNode): ObjectNode =
-    try engines.call(directory, request)
-    catch {
+    try {
+      engines.keepRegistered(storeId.checkpointRootLocation, hadoopConf)
+      engines.call(directory, request)
+    } catch {
       case e: EngineReportedException if e.kind == "driver-lost" =>
         // The memory may be gone: the next call asks the driver where it is now.
         CheckpointMemory.forget()

@@ -343,7 +343,13 @@ abstract class ViewStateStoreProvider(backend: String)
       view.open()
       if (view ne current) view.retire()
     }
-    new StoreHandle(this, context, view, counters, loadedEmpty, readOnly)
+    try new StoreHandle(this, context, view, counters, loadedEmpty, readOnly)
+    catch {
+      // Its task was killed, for one: nobody else would end the use of the view.
+      case e: Throwable =>
+        release(view, None)
+        throw e
+    }
   }
 
   /**
@@ -364,7 +370,12 @@ abstract class ViewStateStoreProvider(backend: String)
       cached
     } else if (cached != null && cached.openHandles == 0 && cached.previous != null &&
       isWanted(cached.previous.number, cached.previous.checkpointId)) {
-      cached.rollBack()
+      try cached.rollBack()
+      catch {
+        case e: Throwable =>
+          drop() // half rolled back
+          throw e
+      }
       counters.add(StoreMetrics.RollBacks, 1L)
       cached
     } else if (cached != null && cached.openHandles == 0 && cached.version.number == version &&

@@ -206,6 +206,7 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
           }
           dropWhole()
         }
+        if (whole != null) whole.shrinkIfWasteful()
       } catch { case _: NoMemoryException | _: NoAddressException => dropWhole() }
       i
     }

@@ -7,6 +7,8 @@ import scala.collection.mutable
 import org.rocksdb.{BlockBasedTableConfig, BloomFilter, LRUCache, Options, ReadOptions}
 import org.rocksdb.{RocksDB, RocksDBException, RocksIterator}
 
+import org.apache.spark.internal.Logging
+
 /**
  * A version of a store in RocksDB, opened read-only from the directory the engine names. The engine
  * may delete the directory meanwhile: every file of it stays open. Thread-safe; after `close`
@@ -152,11 +154,21 @@ private[rocksdb] final class ReaderSettings private (blockCacheBytes: Long) {
   val scans: ReadOptions = new ReadOptions().setFillCache(false).setReadaheadSize(4L << 20)
 }
 
-private[rocksdb] object ReaderSettings {
-  private val made = mutable.HashMap.empty[Long, ReaderSettings]
+private[rocksdb] object ReaderSettings extends Logging {
+  private var made: (Long, ReaderSettings) = _
+  private val refused = mutable.HashSet.empty[Long]
 
+  /** Those of the first query of this JVM: RocksJava cannot change the size of a cache. */
   def of(blockCacheBytes: Long): ReaderSettings = synchronized {
     RocksDB.loadLibrary()
-    made.getOrElseUpdate(blockCacheBytes, new ReaderSettings(blockCacheBytes))
+    if (made == null) made = (blockCacheBytes, new ReaderSettings(blockCacheBytes))
+    val (bytes, settings) = made
+    if (bytes != blockCacheBytes && refused.add(blockCacheBytes)) {
+      logWarning(
+        s"the block cache keeps the size that the first query of this executor gave it: " +
+          s"rocksdb.blockCacheSizeMB=${blockCacheBytes >> 20} size=${bytes >> 20}. " +
+          "To fix: give all queries of an application one size")
+    }
+    settings
   }
 }

@@ -208,6 +208,9 @@ private[statestore] final class PagedFamily(
     }
   }
 
+  /** Gives up room of the index that rows have left; to be called once a version. */
+  def shrinkIfWasteful(): Unit = index.shrinkIfWasteful()
+
   /** Bytes of freed records that the puts of a change take again, as some of the puts tell. */
   private def reusedBy(change: FamilyChanges): Long = {
     val step = change.length / SampledRows | 1 // odd: sizes may come in turns

@@ -60,6 +60,7 @@ private[statestore] final class PagedView(
       }
     }
     to.changes.foreach(change => apply(byName(change.overlay.family.name), change, log))
+    byName.valuesIterator.foreach(_.shrinkIfWasteful())
     val names = to.families.map(_.name).toSet
     byName.keys.filterNot(names).toList.foreach(byName.remove)
     current = to.version

@@ -19,6 +19,7 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
   private var mask = slots.capacity - 1
   private var occupied = 0 // live slots and tombstones
   private var live = 0
+  private var wastefulCalls = 0 // of `shrinkIfWasteful`, one after the other
   private var touched = 0 // keeps the loads of `findSlots` from being optimised away
 
   def size: Int = live
@@ -164,6 +165,20 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
     live += 1
   }
 
+  /**
+   * Gives up room that rows which are gone have left, where it was too much in many calls one after
+   * the other: rows that come and go in turns would make it grow again. Changes slot numbers.
+   */
+  def shrinkIfWasteful(): Unit = {
+    val enough = capacityFor(live + live / SpareShare)
+    val isWasteful = slots.capacity > SegmentSlots && slots.capacity / WastefulTimes >= enough
+    wastefulCalls = if (isWasteful) wastefulCalls + 1 else 0
+    if (wastefulCalls >= WastefulCalls) {
+      rehash(enough)
+      wastefulCalls = 0
+    }
+  }
+
   def remove(slot: Int): Unit = {
     // A slot before an empty one ends no probe sequence, so it need not leave a tombstone.
     if (slots.tag((slot + 1) & mask) == Empty) {
@@ -243,6 +258,10 @@ private[statestore] object RecordTable {
 
   /** A table that was filled up by removals gets room for one in so many of its rows. */
   private val SpareShare = 8
+
+  /** An index of so many times the slots that its rows need is wasteful. */
+  private val WastefulTimes = 4
+  private val WastefulCalls = 16
 
   @inline private def tagOf(hash: Int): Byte = {
     val tag = hash >>> 24

@@ -14,7 +14,8 @@ import org.apache.spark.sql.types.{BinaryType, LongType, StructType}
  * Changes most rows of a view in each batch, compares all rows, and prints the most bytes that the
  * view held beside those of its rows, in percent: where each value is as long as before, where each
  * is longer, where other keys come in place of most, and where a batch of few rows follows one of
- * all. Fails at the first difference.
+ * all. Then the bytes of its index, where nearly all rows have gone for some batches. Fails at the
+ * first difference.
  */
 object ViewMemoryCheck {
   private val numRows = 50000
@@ -47,6 +48,7 @@ object ViewMemoryCheck {
       all.take(if (batch % 2 == 0) numRows else 100).foreach(rows.put(_, 64 + batch / 2, batch))
     }
     println(s"same=$same longer=$longer others=$others few=$few")
+    println(indexWhenMostHaveGone())
   }
 
   private def key(number: Int): UnsafeRow = toKey(InternalRow(number.toLong)).copy()
@@ -110,7 +112,22 @@ object ViewMemoryCheck {
       }
     }
 
+    def indexBytes: Long = view.family(family.name).table.indexBytes
+
     def percentHeld: Long = 100L * view.bytes / view.family(family.name).stateBytes
+  }
+
+  private def indexWhenMostHaveGone(): Long = {
+    val rows = new Rows
+    (0 until numRows).foreach(rows.put(_, 8, 0))
+    rows.commit(1L)
+    (20 until numRows).foreach(rows.remove)
+    rows.commit(2L)
+    (1 to 20).foreach { batch =>
+      rows.put(batch, 8, batch)
+      rows.commit(batch + 2L)
+    }
+    rows.indexBytes
   }
 
   /** Of all batches but the first, whose records the view takes over. */

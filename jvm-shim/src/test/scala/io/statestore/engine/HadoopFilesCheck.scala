@@ -1,0 +1,27 @@
+package io.statestore.engine
+
+import io.statestore.Json
+import org.apache.hadoop.conf.Configuration
+
+/**
+ * Asks for a file by the configuration of a query when many others were registered since: before
+ * and after the query has said that its own is to be kept. Prints the answers.
+ */
+object HadoopFilesCheck {
+  private val own = "file:/own"
+
+  def main(args: Array[String]): Unit = {
+    val files = new HadoopFiles
+    val configuration = new Configuration(false)
+    (own +: (0 until 1000).map(number => s"file:/$number"))
+      .foreach(files.register(_, configuration))
+    println(ask(files))
+    files.keepRegistered(own, configuration)
+    println(ask(files))
+  }
+
+  private def ask(files: HadoopFiles): String = {
+    val request = Json.obj().put("op", "list_directories").put("checkpoint", own)
+    files.answer(request.put("path", "file:/tmp")).toString
+  }
+}
