@@ -1,8 +1,13 @@
-"""What calls of a storage take of memory, measured in a process of its own."""
+"""What is taken of memory: by a block of this process, by calls of a storage in another one."""
 
 import json
 import subprocess
 import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
 
 _SCRIPT = """
 import json, sys
@@ -58,3 +63,38 @@ def call_elsewhere(storage, directory, *calls):
         check=True,
     )
     return json.loads(ended.stdout)
+
+
+@dataclass
+class Growth:
+    """The most memory of a block beyond what was there before, bytes; known behind the block.
+
+    Attributes:
+        resident: Of the process.
+        arrow: Of Arrow's default pool.
+    """
+
+    resident: int = 0
+    arrow: int = 0
+
+
+@contextmanager
+def measured_growth():
+    """Measure what a block takes, whatever this process had at its most before."""
+    grown, pool = Growth(), pa.default_memory_pool()
+    within = pa.proxy_memory_pool(pool)
+    before = _resident_bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is measured from now on
+    pa.set_memory_pool(within)
+    try:
+        yield grown
+    finally:
+        pa.set_memory_pool(pool)
+        grown.resident = _resident_bytes("VmHWM") - before
+        grown.arrow = within.max_memory() or 0
+
+
+def _resident_bytes(which):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    status = dict(line.split(":", 1) for line in lines)
+    return int(status[which].split()[0]) * 1024

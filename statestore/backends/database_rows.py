@@ -35,15 +35,13 @@ _COLUMNS = pa.schema(
 )
 
 
-def all_rows(
-    database: Rdict, first: bytes | None = None, options: ReadOptions | None = None
-) -> Iterator[tuple[bytes, bytes]]:
+def all_rows(database: Rdict, first: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
     """Yield every (key, value) of a database in key order, or those from a key on.
 
     Raises:
         Exception: RocksDB's, where rows cannot be read.
     """
-    return chain.from_iterable(all_pieces(database, first, options))
+    return chain.from_iterable(all_pieces(database, first))
 
 
 def all_pieces(

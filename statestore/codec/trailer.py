@@ -40,7 +40,6 @@ TAIL_BYTES = 16 * 1024
 """Bytes of a file's end that are read at once: most trailers fit."""
 
 
-_U16 = 0xFFFF
 _U32 = 0xFFFFFFFF
 
 

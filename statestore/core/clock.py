@@ -1,4 +1,4 @@
-"""The clock: the only module that reads the time and waits, so that tests can stop it."""
+"""The clock: the only module that asks for the time of day, so that tests can stop it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoint IDs and other unique names: the only module that draws random numbers."""
+"""Checkpoint IDs and other unique names: the only module that makes UUIDs."""
 
 from __future__ import annotations
 

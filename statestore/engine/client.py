@@ -197,6 +197,7 @@ class EngineConnection:
 
         Raises:
             EngineGoneError: The connection ended before the reply.
+            AssertionError: What answered is no engine.
         """
         text = json.dumps(fields).replace("\\", "\\\\")
         reply = self._send(f"c\nt\ncall\ns{text}\ne\n")

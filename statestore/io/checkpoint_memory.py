@@ -118,12 +118,9 @@ class CheckpointMemoryFileIO:
     Args:
         address: Where they are served.
         cache: Local copies of fetched files.
-        timeout_s: Longest that a call may take, seconds.
     """
 
-    def __init__(
-        self, address: CheckpointMemoryAddress, cache: FetchCache, timeout_s: float = CALL_TIMEOUT_S
-    ) -> None:
+    def __init__(self, address: CheckpointMemoryAddress, cache: FetchCache) -> None:
         self._address = address
         self._cache = cache
         self._client = flight.FlightClient(
@@ -132,7 +129,7 @@ class CheckpointMemoryFileIO:
             generic_options=[("grpc.enable_http_proxy", 0)],
         )
         header = (b"authorization", f"Bearer {address.token}".encode())
-        self._options = flight.FlightCallOptions(timeout=timeout_s, headers=[header])  # type: ignore[list-item]
+        self._options = flight.FlightCallOptions(timeout=CALL_TIMEOUT_S, headers=[header])  # type: ignore[list-item]
 
     def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:  # noqa: ARG002
         """See FileIO; memory has no disk to wait for."""

@@ -258,6 +258,12 @@ def test_diff_shows_what_differs(checkpoint):
         "diff", checkpoint, "--rows", "default", "--old-version", 1, "--counts"
     )
 
+    versions = ["--old-version", 2, "--new-version", 1]
+    back = _json("diff", checkpoint, "--rows", "default", *versions)["rows"]
+    assert {row["change"]: row["key"]["word"] for row in back} == {
+        "added": "user-3", "removed": "new", "changed": "user-4"
+    }  # fmt: skip
+
     rows = _json("diff", checkpoint, "--rows", "default", checkpoint, "--old-version", 1)["rows"]
     assert {row["change"]: row["key"]["word"] for row in rows} == {
         "added": "new", "removed": "user-3", "changed": "user-4"

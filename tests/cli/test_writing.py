@@ -65,6 +65,19 @@ def test_transform_does_it_and_with_dry_run_says_what(checkpoint: str, tmp_path:
     assert Savepoint(to).rows("1/left-keyToNumValues").read().num_rows == 1
 
 
+def test_transform_changes_a_schema_where_it_is_asked_to(checkpoint: str, tmp_path: Path) -> None:
+    """Catches an option that does nothing, and another type that nobody asked for."""
+    sql = "0=SELECT key, {'value': CAST(value.value AS DOUBLE)} AS value FROM state"
+    command = ["transform", checkpoint, str(tmp_path / "savepoint"), "--sql", sql]
+
+    refused = CliRunner().invoke(cli, command)
+    assert refused.exit_code == 1, refused.output
+    assert "--change-schema" in refused.output
+    asked = CliRunner().invoke(cli, [*command, "--change-schema"])
+    # What was made without Spark has no schema of Spark's to be changed.
+    assert "_metadata/schema" in asked.output
+
+
 def test_transform_makes_joins_of_format_4(tmp_path: Path) -> None:
     """Catches an option that is not passed on, and rows that have to be named beside it."""
     join = small_join(tmp_path / "query")

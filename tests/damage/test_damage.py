@@ -13,13 +13,13 @@ import traceback
 import zlib
 from contextlib import contextmanager
 
-import pyarrow as pa
 import pytest
 
 from statestore.core.errors import InternalError, StateStoreError
 from tests.damage.damages import damage
 from tests.damage.forms import ALL, FORMS, SEED
 from tests.damage.reads import Everything
+from tests.peak_memory import measured_growth
 
 FEW = int(os.environ.get("STATESTORE_DAMAGE_TRIALS", "25"))
 MANY = 5000
@@ -58,9 +58,7 @@ def _run_trials(directory, backend, name, num_trials, capsys):
     expected = form.read(Everything(), None)
     outcomes = collections.Counter()
     slowest_s = 0.0
-    began_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began_arrow = pa.default_memory_pool().max_memory() or 0
-    with _bounded_address_space(), _nothing_logged():
+    with _bounded_address_space(), _nothing_logged(), measured_growth() as grown:
         for trial in range(num_trials):
             path = rng.choice(form.files)
             whole = path.read_bytes()
@@ -90,15 +88,14 @@ def _run_trials(directory, backend, name, num_trials, capsys):
                     f"{path}, kept as {kept}: {problem}"
                 )
             outcomes[outcome] += 1
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - began_kb) * 1024
-    arrow = (pa.default_memory_pool().max_memory() or 0) - began_arrow
     with capsys.disabled():
         print(  # noqa: T201
             f"\n{backend} {name}: seed={SEED}, trials={num_trials}, "
             f"slowest_ms={slowest_s * 1e3:.0f}, "
-            f"rss_growth_mib={grown >> 20}, arrow_growth_mib={arrow >> 20}, {dict(outcomes)}"
+            f"rss_growth_mib={grown.resident >> 20}, arrow_growth_mib={grown.arrow >> 20}, "
+            f"{dict(outcomes)}"
         )
-    assert max(grown, arrow) < GROWTH_BYTES
+    assert max(grown.resident, grown.arrow) < GROWTH_BYTES
     assert slowest_s < SLOW_S
     assert form.read(Everything(), None) == expected, "the trials left something changed"
 

@@ -1,10 +1,10 @@
 """Damaged files: a named error, or a fallback to older files; never a wrong row."""
 
 import logging
-import threading
 
 import pytest
 
+from statestore.checkpoint import load as load_module
 from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError
 from statestore.core.options import StateStoreOptions
 from tests.seams import at
@@ -66,15 +66,22 @@ def test_damaged_snapshot_falls_back_to_the_files_before_it(checkpoint, caplog, 
     assert "snapshot_version=4" in caplog.text
 
 
-def test_fallback_leaves_no_thread(checkpoint, caplog):
+def test_fallback_leaves_no_thread(checkpoint, caplog, monkeypatch):
     """Catches threads that live as long as a handler that keeps what was logged."""
     root, _ = checkpoint
     flip(the_file(root, "4_*.snapshot.arrows"), 400)
-    before = {*threading.enumerate()}
+    threads = []
 
+    class Noted(load_module.CallPool):
+        def shutdown(self, *args, **named):
+            threads.extend(self._threads)
+            super().shutdown(*args, **named)
+
+    monkeypatch.setattr(load_module, "CallPool", Noted)
     with at(root, options=OPTIONS).open_store(version=6):
         assert "falling back" in caplog.text
-        assert {*threading.enumerate()} <= before
+        assert threads
+        assert not any(thread.is_alive() for thread in threads)
 
 
 def test_two_damaged_snapshots_fall_back_to_the_deltas(checkpoint):

@@ -18,7 +18,7 @@ TASKS = {
     "S3": "docs/storage.md",
     "Kubernetes": "docs/deploy.md",
     "read state in pandas": "docs/reading.md",
-    "restart policy": "docs/restart.md",
+    "restart strategy": "docs/restart.md",
     "what an error message means": "docs/errors/README.md",
 }
 

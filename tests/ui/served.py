@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -18,9 +19,17 @@ from statestore.core.process import find_process
 from statestore.io.local import LocalFileIO
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from statestore.testing.checkpoints import MadeCheckpoint
+
+
+def until(is_so: Callable[[], bool], seconds: float = 20) -> None:
+    """Wait until something is so; fail where it does not become so."""
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 class Served:

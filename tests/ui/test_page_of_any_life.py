@@ -1,7 +1,6 @@
 """A page tells of a checkpoint what a plain model of it says, whatever was done to it."""
 
 import json
-import time
 from random import Random
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from statestore import Checkpoint
 from statestore.testing.checkpoints import MadeCheckpoint
 from tests.cases_of_ci import IS_LONG
-from tests.ui.served import serve
+from tests.ui.served import serve, until
 
 STEPS = 14 if IS_LONG else 4
 KEYS = 30
@@ -64,10 +63,7 @@ class Life:
 
     def compare(self):
         """Compare what the page tells: the query, all rows by SQL, a key over the versions."""
-        deadline = time.monotonic() + 20
-        while self.server.live()["query"]["newest_version"] != self.made.version:
-            assert time.monotonic() < deadline, self.server.live()
-            time.sleep(0.1)
+        until(lambda: self.server.live()["query"]["newest_version"] == self.made.version)
 
         sql = 'SELECT key.k, value.value FROM "0" ORDER BY 1'
         status, told = self.server.ask("sql", sql=sql)

@@ -25,7 +25,7 @@ from statestore.io.local import LocalFileIO
 from statestore.testing.checkpoints import MadeCheckpoint
 from statestore.ui.looks import Kept
 from tests.checkpoints import make_query, write_checkpoint
-from tests.ui.served import lease_of, serve
+from tests.ui.served import lease_of, serve, until
 
 # ---- who is answered
 
@@ -219,7 +219,7 @@ def test_what_is_told_follows_the_query(changing, made):
     lease = lease_of(made)
     lease.take(QueryProgress("clicks", 6, 100, 12.25, 3000.0))
     made.plan()
-    time.sleep(1.1)
+    until(lambda: changing.live()["told"]["state"] == "running")
     told = changing.live()["told"]
     assert (told["state"], told["input"], told["processed"]) == (
         "running", "12 rows/s", "3,000 rows/s",
@@ -228,14 +228,9 @@ def test_what_is_told_follows_the_query(changing, made):
     lease.drop()
     Path(made.path, "offsets", "6").unlink()
     made.run_batch({2: 2})
-    time.sleep(1.1)
-    live = changing.live()
-    assert (live["query"]["newest_version"], live["told"]["batch"]) == (7, "none")
-    for _ in range(40):
-        if ">7</b>newest version" in changing.page("/checkpoints/0/part"):
-            break
-        time.sleep(0.25)
-    assert ">7</b>newest version" in changing.page("/checkpoints/0/part")
+    until(lambda: changing.live()["query"]["newest_version"] == 7)
+    assert changing.live()["told"]["batch"] == "none"
+    until(lambda: ">7</b>newest version" in changing.page("/checkpoints/0/part"))
 
     changing.process.send_signal(signal.SIGTERM)
     assert changing.process.wait(timeout=30) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
@@ -304,7 +299,6 @@ def test_index_tells_a_hundred_from_small_files(tmp_path):
         assert {row[1] for row in rows} == {"stopped"}
         assert {row[8] for row in rows} == {"-"}
         assert server.get(f"/checkpoints/0?token={server.token}")[0] == 200
-        time.sleep(1.1)
 
 
 # ---- text of users

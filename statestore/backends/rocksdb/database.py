@@ -16,7 +16,6 @@ version before the newest waits, or has a view: a failed batch starts from it ag
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
     from rocksdict import Options
 
-logger = logging.getLogger(__name__)
 
 NUM_VIEWS = 4
 """Views kept: the two newest versions, and those that readers of older ones were just given."""
