@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from pathlib import Path
 
 from statestore import Checkpoint
@@ -36,3 +37,14 @@ class Stopped:
             lane.conf = {**lane.conf, PROVIDER_CLASS: provider}
         lane.run()
         return [lane.batches[batch] for batch in sorted(lane.batches)]
+
+
+def rows_of(path: str, variables: Iterable[str]) -> dict[str, list[str]]:
+    """Return all rows of variables, whatever their state partition."""
+    return {
+        name: sorted(
+            repr((row["key"], row["value"]))
+            for row in Checkpoint(path).rows(name).read().to_pylist()
+        )
+        for name in variables
+    }

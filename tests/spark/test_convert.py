@@ -25,7 +25,19 @@ from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
 from statestore.testing.sample import NUM_BATCHES, SALES_A_BATCH, make_sample
 
 from .conftest import EXTENDED, OURS, MakeLane
-from .harness import FORMAT, FORMAT_2, NO_CHANGELOG, Lane, Query, assert_same, run_plan, wait_for
+from .harness import (
+    FORMAT,
+    FORMAT_2,
+    LEASES,
+    NO_CHANGELOG,
+    Lane,
+    Query,
+    assert_not_startable,
+    assert_same,
+    run_plan,
+    tree,
+    wait_for,
+)
 from .queries import (
     AGGREGATION,
     AGGREGATION_THEN_DEDUP,
@@ -46,7 +58,6 @@ ROUND_TRIPS = [
     ("spark-hdfs", "rocksdb", "spark-rocksdb"),
     ("spark-rocksdb", "rocksdb", "spark-hdfs"),
 ]
-LEASES = "statestore-leases"
 FILES = {
     "heap": "heap-backend",
     "spark-hdfs": "*.delta",
@@ -95,23 +106,13 @@ def _needs(names: Sequence[str]) -> list[Any]:
     return [pytest.mark.needs("to-spark-rocksdb")] if "spark-rocksdb" in names[1:] else []
 
 
-def _tree(directory: Path) -> dict[str, bytes]:
-    """The files of a checkpoint but for leases, which the query that was stopped drops late."""
-    files = (path for path in directory.rglob("*") if path.is_file())
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in files
-        if path.parent.name != LEASES
-    }
-
-
 def _leases(directory: Path) -> set[str]:
     return {path.name for path in directory.glob(f"{LEASES}/*.json")}
 
 
 def _convert(lane: Lane, to: str) -> None:
     """Have a lane go on with another provider's checkpoint, under the session it had."""
-    before, leases = _tree(lane.checkpoint), _leases(lane.checkpoint)
+    before, leases = tree(lane.checkpoint), _leases(lane.checkpoint)
     new = lane.checkpoint.with_name(f"checkpoint-{to}")
     reports: list[tuple[int, int]] = []
     checkpoint = Checkpoint(lane.checkpoint, spark=lane.spark)
@@ -127,7 +128,7 @@ def _convert(lane: Lane, to: str) -> None:
     else:
         assert checkpoint.restore(new, backend=to, progress=progress).backend == to
 
-    assert _tree(lane.checkpoint) == before
+    assert tree(lane.checkpoint) == before
     assert _leases(lane.checkpoint) <= leases
     assert not _leases(new), "no query has run on it yet"
     assert reports[-1][0] == reports[-1][1]
@@ -216,15 +217,6 @@ def test_rows_equal_never_converted_when_checkpoint_format_is_2(
     _assert_round_trip(make_lane, JOIN, names, FORMAT_2, uncommit)
 
 
-def _assert_not_startable(lane: Lane, checkpoint: Path) -> None:
-    kept, lane.checkpoint = lane.checkpoint, checkpoint
-    try:
-        with pytest.raises(Exception, match="No usable value for id"):
-            lane.start()
-    finally:
-        lane.checkpoint = kept
-
-
 FAULTS = {
     "RowLosingProvider": "missing=1, different=0, foreign=0",
     "ValueChangingProvider": "missing=0, different=1, foreign=0",
@@ -252,7 +244,7 @@ def test_conversion_fails_when_the_target_keeps_other_rows(
         assert f"operator=0, partition=0, store='default', {counts}" in str(caught.value)
         assert json.loads((new / "metadata").read_text())["statestore"]["unfinished"] == "convert"
         assert not (new / "offsets").exists()
-    _assert_not_startable(lane, new)
+    assert_not_startable(lane, new)
 
 
 @pytest.mark.lacks("to-spark-rocksdb")

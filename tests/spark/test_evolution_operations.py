@@ -16,7 +16,7 @@ from statestore.core.providers import SPARK_PROVIDERS
 from .conftest import EXTENDED, PROVIDER
 from .harness import FILESYSTEM, ROCKSDB, ROCKSDB_BACKEND, Lane
 from .state_evolution import ROUND, evolve, evolving
-from .stopped import Stopped
+from .stopped import Stopped, rows_of
 
 BEFORE, AFTER = ROUND[:4], ROUND[4]
 """Schemas that the query had, and the one it has when it goes on."""
@@ -59,17 +59,6 @@ def expected(stopped: Stopped, tmp_path_factory: pytest.TempPathFactory) -> list
     return [rows]
 
 
-def _rows(path: str) -> dict[str, list[str]]:
-    """All rows of the variables, whatever their state partition."""
-    return {
-        name: sorted(
-            repr((row["key"], row["value"]))
-            for row in Checkpoint(path).rows(name).read().to_pylist()
-        )
-        for name in VARIABLES
-    }
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -82,12 +71,12 @@ def test_query_goes_on_when_its_checkpoint_was_rescaled(
 ) -> None:
     """Catches rows that lose the schema they were written with, or a partition without it."""
     path = stopped.copy(tmp_path / "copy")
-    before = _rows(path)
+    before = rows_of(path, VARIABLES)
 
     change(path)
 
     assert Checkpoint(path).verify(deep=True).findings == ()
-    assert _rows(path) == before
+    assert rows_of(path, VARIABLES) == before
     assert stopped.go_on(path) == expected
 
 
@@ -113,7 +102,7 @@ def test_query_goes_on_from_a_savepoint(
     Savepoint(savepoint).restore(new, backend=backend, num_partitions=num_partitions)
 
     assert Checkpoint(new).verify(deep=True).findings == ()
-    assert _rows(new) == _rows(str(stopped.path))
+    assert rows_of(new, VARIABLES) == rows_of(str(stopped.path), VARIABLES)
     provider = FILESYSTEM if backend == "filesystem" else ROCKSDB_BACKEND
     assert stopped.go_on(new, provider) == expected
 
@@ -145,7 +134,7 @@ def test_query_goes_on_with_another_provider(
         checkpoint.restore(new, backend=target)
 
     assert Checkpoint(new).verify(deep=True).findings == ()
-    assert _rows(new) == _rows(str(stopped.path))
+    assert rows_of(new, VARIABLES) == rows_of(str(stopped.path), VARIABLES)
     providers = {"spark-rocksdb": ROCKSDB, "rocksdb": ROCKSDB_BACKEND, "filesystem": FILESYSTEM}
     assert stopped.go_on(new, providers[target]) == expected
 
@@ -157,7 +146,7 @@ def test_checkpoint_of_built_in_is_read_as_it_is(
     ours, built_in = str(stopped.path), str(make_stopped(ROCKSDB).path)
 
     assert Checkpoint(built_in).verify(versions="all", deep=True).findings == ()
-    assert _rows(built_in) == _rows(ours)
+    assert rows_of(built_in, VARIABLES) == rows_of(ours, VARIABLES)
     for name in VARIABLES:
         for version in range(1, len(BEFORE)):
             found, expected = (

@@ -37,9 +37,11 @@ from .harness import (
     STATE_STORE,
     Lane,
     Query,
+    assert_not_startable,
     assert_same,
     comparable_counts,
     run_plan,
+    tree,
     wait_for,
 )
 from .queries import (
@@ -61,7 +63,6 @@ SNAPSHOTS = {
     f"{STATE_STORE}.minDeltasForSnapshot": "1",
     f"{STATE_STORE}.maintenanceInterval": "300ms",
 }
-LEASES = "statestore-leases"
 VARIABLES = {"count", "seen", "totals"}
 
 
@@ -240,25 +241,6 @@ PLACES = ("state/0/*/*", "offsets/0", "commits/0", "metadata")
 """What a restore writes, in this order."""
 
 
-def _tree(directory: Path) -> dict[str, bytes]:
-    """The files of a checkpoint."""
-    files = (path for path in directory.rglob("*") if path.is_file())
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in files
-        if path.parent.name != LEASES
-    }
-
-
-def _assert_not_startable(lane: Lane, checkpoint: Path) -> None:
-    kept, lane.checkpoint = lane.checkpoint, checkpoint
-    try:
-        with pytest.raises(Exception, match="No usable value for id"):
-            lane.start()
-    finally:
-        lane.checkpoint = kept
-
-
 def _kill_in_the_middle(lane: Lane, new: Path, place: str) -> None:
     """Run the command in a process of its own and kill it at one of PLACES."""
     command = [sys.executable, "-c", KILLED_COMMAND, str(new / place)]
@@ -292,7 +274,7 @@ def test_restore_is_done_again_when_killed(make_lane: MakeLane, place: str) -> N
     reference, lane = make_lane(query, HDFS), make_lane(query, ROCKSDB)
     run_plan(reference)
     lane.run(*query.plan[0])
-    before = _tree(lane.checkpoint)
+    before = tree(lane.checkpoint)
     new = lane.root / "new"
 
     _kill_in_the_middle(lane, new, place)
@@ -300,17 +282,17 @@ def test_restore_is_done_again_when_killed(make_lane: MakeLane, place: str) -> N
     written = PLACES[: PLACES.index(place)] or [place]
     assert all(any(new.glob(pattern)) for pattern in written)
     assert json.loads((new / "metadata").read_text())["statestore"]["unfinished"] == "restore"
-    assert _tree(lane.checkpoint) == before
-    _assert_not_startable(lane, new)
+    assert tree(lane.checkpoint) == before
+    assert_not_startable(lane, new)
     source = Checkpoint(lane.checkpoint)
     source.restore(new, backend="filesystem")
-    finished = _tree(new)
+    finished = tree(new)
     with pytest.raises(InvalidArgumentError, match="checkpoint-exists"):
         source.restore(new, backend="rocksdb")
-    assert _tree(new) == finished
+    assert tree(new) == finished
     # A crash before the very last step; an overwritten file has no checksum file of Hadoop's.
     (new / "metadata").write_text(metadata_fields(unfinished="restore"))
-    _assert_not_startable(lane, new)
+    assert_not_startable(lane, new)
 
     def begin_anew() -> None:
         (new / "metadata").write_text(metadata_fields(unfinished="restore", attempt="another"))
@@ -361,7 +343,7 @@ def test_restore_is_refused_when_the_query_runs_meanwhile(make_lane: MakeLane) -
     with pytest.raises(InUseError, match="batch_now=1"):
         Checkpoint(lane.checkpoint).restore(new, progress=run_meanwhile)
 
-    _assert_not_startable(lane, new)
+    assert_not_startable(lane, new)
 
 
 @pytest.mark.parametrize("provider", [HDFS, ROCKSDB], ids=["hdfs", "rocksdb"])

@@ -17,7 +17,7 @@ from tests.damaged import flip
 from .conftest import EXTENDED, PROVIDER, RunOnce
 from .harness import FILESYSTEM, ROCKSDB, ROCKSDB_BACKEND
 from .state_variables import EVENT_TIME
-from .stopped import Stopped
+from .stopped import Stopped, rows_of
 
 pytestmark = [
     pytest.mark.ours,
@@ -61,17 +61,6 @@ def _schemas(path: str) -> set[str]:
                 assert Path(uri.removeprefix("file:")).exists(), uri
                 found.add(uri.removeprefix("file:").partition("/state/")[0])
     return found
-
-
-def _rows(path: str) -> dict[str, list[str]]:
-    """All rows of the variables, whatever their state partition."""
-    return {
-        name: sorted(
-            repr((row["key"], row["value"]))
-            for row in Checkpoint(path).rows(name).read().to_pylist()
-        )
-        for name in VARIABLES
-    }
 
 
 def test_variables_are_listed_read_and_compared(stopped: Stopped) -> None:
@@ -121,12 +110,12 @@ def test_query_goes_on_when_its_checkpoint_was_changed(
 ) -> None:
     """Catches variables or timers that are lost, doubled, or where no key looks for them."""
     path = stopped.copy(tmp_path / "copy")
-    before = _rows(path)
+    before = rows_of(path, VARIABLES)
 
     change(path)
 
     assert Checkpoint(path).verify(deep=True).findings == ()
-    assert _rows(path) == before
+    assert rows_of(path, VARIABLES) == before
     assert _schemas(path) == {path}
     assert stopped.go_on(path) == expected
 
@@ -149,7 +138,7 @@ def test_query_goes_on_from_a_savepoint_when_nothing_else_is_left(
 ) -> None:
     """Catches a savepoint that reads the schemas of its checkpoint, or is bound to its place."""
     path = stopped.copy(tmp_path / "copy")
-    before = _rows(path)
+    before = rows_of(path, VARIABLES)
     Checkpoint(path).savepoint(tmp_path / "savepoint")
     shutil.rmtree(path)
     moved = (tmp_path / "savepoint").rename(tmp_path / "moved")
@@ -159,7 +148,7 @@ def test_query_goes_on_from_a_savepoint_when_nothing_else_is_left(
 
     new = str(tmp_path / "new")
     assert _schemas(new) == {new}
-    assert _rows(new) == before
+    assert rows_of(new, VARIABLES) == before
     assert Checkpoint(new).verify(deep=True).findings == ()
     provider = FILESYSTEM if backend == "filesystem" else ROCKSDB_BACKEND
     assert stopped.go_on(new, provider) == expected
