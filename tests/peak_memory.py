@@ -78,11 +78,16 @@ class Growth:
     arrow: int = 0
 
 
+_POOLS = []
+"""For ever: a buffer does not hold the pool that it is given back to."""
+
+
 @contextmanager
 def measured_growth():
     """Measure what a block takes, whatever this process had at its most before."""
     grown, pool = Growth(), pa.default_memory_pool()
     within = pa.proxy_memory_pool(pool)
+    _POOLS.append(within)
     before = _resident_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak is measured from now on
     pa.set_memory_pool(within)

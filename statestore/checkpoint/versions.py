@@ -74,9 +74,11 @@ class VersionsBase(ABC):
             InvalidArgumentError: The option maxParallelism does not fit num_partitions.
         """
         self._check_provider()
-        # What is remembered is of a checkpoint that was deleted here.
+        # What is remembered may be of a checkpoint that is gone.
         self._summaries.forget()
         self._recent.forget()
+        with self._lock:
+            self._status = SnapshotStatus()
         return resolve_max_parallelism(options.max_parallelism, num_partitions)
 
     def _check_provider(self) -> None:

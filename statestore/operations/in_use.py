@@ -51,8 +51,8 @@ def exclusive_use(checkpoint: OpenCheckpoint, operation: str) -> Iterator[Exclus
     machines, until their leases have expired.
 
     Args:
-        checkpoint: The checkpoint. What it remembers of the logs and of the history of operations
-            is still true when the block begins.
+        checkpoint: The checkpoint. What it remembers of the logs, and of the history where that
+            was asked, is still true when the block begins.
         operation: What is done, in a word, for whoever is refused meanwhile.
 
     Guarantee: no query run of this package loads or commits a state version between the beginning
@@ -69,7 +69,6 @@ def exclusive_use(checkpoint: OpenCheckpoint, operation: str) -> Iterator[Exclus
     checkpoint.check_of_query()
     _ = checkpoint.backend  # of another provider's checkpoint nothing is touched
     batches = checkpoint.planned_batches, checkpoint.committed_batches
-    event = checkpoint.newest_event
     with exclusive_directory(
         checkpoint.io,
         checkpoint.path,
@@ -78,7 +77,8 @@ def exclusive_use(checkpoint: OpenCheckpoint, operation: str) -> Iterator[Exclus
         clock=checkpoint.clock,
     ) as use:
         _require_batches(checkpoint, *batches)
-        _require_event(checkpoint, event)
+        if "newest_event" in vars(checkpoint):  # what is done was decided then
+            _require_event(checkpoint, checkpoint.newest_event)
         if checkpoint.state_root != checkpoint.state_directory:
             require_own_state(
                 checkpoint.place.state_uri,

@@ -63,7 +63,11 @@ class QueryLogs:
 
     @cached_property
     def newest_event(self) -> Event | None:
-        """The last line of the history of operations; None where there is none."""
+        """The last line of the history of operations, None where there is none.
+
+        What an operation decides after it has asked is refused if there is another one when it has
+        the lease.
+        """
         return newest_event(self.io, self.path)
 
     @property

@@ -75,6 +75,8 @@ def test_transform_changes_a_schema_where_it_is_asked_to(checkpoint: str, tmp_pa
     assert "--change-schema" in refused.output
     asked = CliRunner().invoke(cli, [*command, "--change-schema"])
     # What was made without Spark has no schema of Spark's to be changed.
+    assert asked.exit_code == 1
+    assert "file-not-found" in asked.output
     assert "_metadata/schema" in asked.output
 
 

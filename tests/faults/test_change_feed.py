@@ -238,7 +238,7 @@ def test_replay_starts_at_no_snapshot_of_another_attempt(tmp_path, shim_class):
 
         assert replay(2)["num_keys"] == 3
         if shim.backend == "rocksdb":  # two readers: each opens its view when both were told
-            told = [replay(2), replay(2, version=2), replay(2)]
-            assert [len(in_view(one)) for one in told] == [3, 2, 3]
+            told = [replay(2), replay(2, version=2)]
+            assert [len(in_view(one)) for one in told] == [3, 2]
         with pytest.raises(AssertionError, match=rf"\[snapshot-not-found\].*/2_{9:032x}.snapshot"):
             replay(9)

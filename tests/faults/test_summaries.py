@@ -174,8 +174,9 @@ def test_query_begun_anew_names_no_file_of_a_checkpoint_that_was_deleted(tmp_pat
         for run in ("first", "second"):
             shim = new_shim(backend, tmp_path, checkpoint_format=1, run=run)
             job.call("load", **shim.load(0))
-            for _ in range(num_batches):
-                commit(shim, job)
+            for number in range(num_batches):
+                told = commit(shim, job)["snapshot"]
+                assert told["version"] <= number + 1
                 job.settle()
             job.call("close", store=shim.store, backend=shim.backend)
             if run == "first":

@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from statestore.operations.in_use import (
     require_not_in_use,
     same_batches,
 )
+from statestore.operations.step import step
 from tests.checkpoints import files_below, write_checkpoint
 from tests.fault_io import Fault, FaultFileIO
 from tests.seams import place_of
@@ -360,6 +362,26 @@ def elsewhere(tmp_path):
     options = {"checkpoint_storage": str(tmp_path / "storage")}
     Checkpoint(made, storage_options=options).restore(tmp_path / "original")
     return tmp_path / "original"
+
+
+def test_operation_waits_for_one_that_ends_and_then_is_done(tmp_path):
+    """Catches one that is refused for what the other has written into the history."""
+    path = write_checkpoint(tmp_path / "ck", [{"default": {("a", 1): (1, "")}}] * 2)
+    holds = threading.Event()
+
+    def compact():
+        with open_checkpoint(place_of(str(path))) as checkpoint, step(checkpoint, "compact") as one:
+            one.before_change()
+            holds.set()
+            time.sleep(0.5)
+
+    other = threading.Thread(target=compact)
+    other.start()
+    assert holds.wait(10)
+    Checkpoint(path).compact()
+    other.join()
+
+    assert Checkpoint(path).history()[0].operation == "compact"
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)

@@ -252,6 +252,16 @@ def test_times_that_spark_writes_into_lists_and_maps_are_in_utc(tmp_path: Path) 
         read_given(path, "default", of_local_times, has_values=False)
 
 
+def test_column_of_times_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    """Catches an error of Arrow's in place of one that names the column."""
+    path, times = tmp_path / "k.parquet", pa.array([TIME])
+    given = pa.table([times, times], names=["key.t", "key.t"])
+    pq.write_table(given, path, use_deprecated_int96_timestamps=True)
+
+    with pytest.raises(InvalidArgumentError, match="given twice"):
+        read_given(path, "default", family_of({"t": "timestamp"}), has_values=False)
+
+
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_nanoseconds_of_times_of_96_bits_are_not_lost(tmp_path: Path, *, is_nested: bool) -> None:
     """Catches another time than the one given, in a key another key."""

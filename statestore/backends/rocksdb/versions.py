@@ -6,9 +6,9 @@ files replace some of them. The local database follows.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shutil
-import tempfile
 from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,6 +56,8 @@ logger = logging.getLogger(__name__)
 
 BACKEND = "rocksdb"
 
+_NUM_REPLAYS = 2
+"""Each is a whole copy of the state on the local disk."""
 _WAIT_FOR_TURN_S = 1.0
 """Longest that a reader waits for a commit, to spare itself a copy of the state."""
 
@@ -95,8 +97,9 @@ class RocksDBVersions(VersionsBase):
         """Of those that read beside the query, from a database of their own."""
         self._read_directory = f"{local_directory}-read"
         self._read = LocalVersions(location, self._read_directory, memory)
-        self._replays: deque[str] = deque()
-        """Directories of replays, the oldest first; guarded by the turn of those that read."""
+        self._replays: deque[LocalVersions] = deque()
+        """The newest last; guarded by the turn of those that read."""
+        self._replay_numbers = itertools.count()
 
     def load(
         self,
@@ -186,16 +189,16 @@ class RocksDBVersions(VersionsBase):
         """Make a view of a version by exactly one snapshot, in a database of its own.
 
         The store's may have the version by another way. Open views of an earlier replay stay
-        readable, and so do the newest that other readers may not have opened yet.
+        readable, and the one before stays for a reader that may not have opened it yet.
         """
         chain = chain_from_snapshot(self.location, head, *snapshot)
-        with local_errors("write to the local disk", self._replay_directory):
-            Path(self._replay_directory).mkdir(parents=True, exist_ok=True)
-            directory = tempfile.mkdtemp(dir=self._replay_directory)
-        self._replays.append(directory)
-        while len(self._replays) > NUM_VIEWS:
-            shutil.rmtree(self._replays.popleft(), ignore_errors=True)
+        if not self._replays:  # there may be some of an engine that died
+            shutil.rmtree(self._replay_directory, ignore_errors=True)
+        directory = f"{self._replay_directory}/{next(self._replay_numbers)}"
         local = LocalVersions(self.location, directory, self._memory)
+        self._replays.append(local)
+        if len(self._replays) > _NUM_REPLAYS:
+            self._replays.popleft().forget()
         loaded = local.bring_to(head, chain, options)
         local.shrink()
         return loaded

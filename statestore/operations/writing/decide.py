@@ -223,7 +223,6 @@ def decide_edit(
 
     Arguments and errors as `Checkpoint.edit`.
     """
-    _ = checkpoint.newest_event  # before any row is read: what is decided is of this state
     batch = find_edit(checkpoint)
     if watermark_ms is not None:
         require_watermark(watermark_ms)

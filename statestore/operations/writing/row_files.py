@@ -103,9 +103,10 @@ def _read_parquet(data: bytes, path: Path, kinds: dict[str, SparkType]) -> pa.Ta
         leaves = [file.schema.column(number) for number in range(len(file.schema))]
         instants = [leaf.physical_type == "INT96" for leaf in leaves]
         table = file.read()
-    if any(instants):
-        with pq.ParquetFile(pa.BufferReader(data), coerce_int96_timestamp_unit="ns") as file:
-            _check_whole_micros(table, file.read(), path)
+    if not any(instants):
+        return table
+    with pq.ParquetFile(pa.BufferReader(data), coerce_int96_timestamp_unit="ns") as file:
+        _check_whole_micros(table, file.read(), path)
     # Times of 96 bits, as Spark writes them, are of no zone to Arrow; Spark means UTC.
     left = iter(instants)
     fields = [field.with_type(_in_utc(field.type, left)) for field in table.schema]
@@ -149,8 +150,9 @@ def _check_whole_micros(micros: pa.Table, nanos: pa.Table, path: Path) -> None:
     Raises:
         InvalidArgumentError: They do.
     """
-    for name in micros.column_names:
-        pairs = zip(_times(micros[name]), _times(nanos[name]), strict=True)
+    columns = zip(micros.column_names, micros.columns, nanos.columns, strict=True)
+    for name, in_micros, in_nanos in columns:
+        pairs = zip(_times(in_micros), _times(in_nanos), strict=True)
         for of_micros, of_nanos in pairs:
             if of_micros.type == of_nanos.type:
                 continue
