@@ -32,6 +32,8 @@ SKEW = 2.0
 SKEWED_ROWS = 10_000
 """A store of fewer rows is not worth a rescale."""
 HOT_SHARE = 0.5
+HOT_SHARE_OF_FEW = 0.9
+FEWEST_CLASSES = 4
 RETAINED_SHARE = 20
 SYNC_SHARE = 0.5
 SLOW_COMMIT_MS = 50.0
@@ -47,25 +49,27 @@ def advise(facts: Facts) -> tuple[Advice, ...]:
 
 
 def _damage(facts: Facts) -> Iterator[Advice]:
+    if not facts.findings:
+        return
+    uri, to_fix = shlex.quote(facts.uri), facts.to_fix or ""
     unreadable = [finding for finding in facts.findings if not finding.is_recoverable]
+    command = None
+    if "statestore repair" in to_fix:
+        command = f"statestore repair {uri}"
+    elif not unreadable:
+        command = f"statestore verify {uri} --deep"
     if unreadable:
-        yield Advice(
-            "damage",
-            "problem",
+        seen = (
             f"Version {facts.newest_version}, the newest, cannot be read: "
-            f"{format_count(len(unreadable), 'finding')}. {_where(unreadable)} "
-            "The command shows which batches would run again.",
-            f"statestore repair {shlex.quote(facts.uri)}",
+            f"{format_count(len(unreadable), 'finding')}."
         )
-    elif facts.findings:
-        yield Advice(
-            "damage",
-            "problem",
+    else:
+        seen = (
             f"Version {facts.newest_version} has {format_count(len(facts.findings), 'finding')}, "
-            f"and every row can be read all the same. {_where(facts.findings)} "
-            "A new snapshot takes their place in time.",
-            f"statestore verify {shlex.quote(facts.uri)} --deep",
+            "and every row can be read all the same."
         )
+    where = _where(unreadable or facts.findings)
+    yield Advice("damage", "problem", f"{seen} {where} To fix: {to_fix}.", command)
 
 
 def _where(findings: Sequence[Finding]) -> str:
@@ -147,7 +151,9 @@ def _skew(facts: Facts) -> Iterator[Advice]:
         seen = (
             f"The largest state partition of {store.title} has {spread.maximum:,.0f} rows, {than}."
         )
-        if max(rows) / max(1, sum(rows)) > HOT_SHARE:
+        # Where a rescale has left few classes, each is of many key groups.
+        hot_share = HOT_SHARE if len(rows) >= FEWEST_CLASSES else HOT_SHARE_OF_FEW
+        if len(rows) > 1 and max(rows) / max(1, sum(rows)) > hot_share:
             yield Advice(
                 "hot-key",
                 "advice",

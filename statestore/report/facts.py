@@ -193,6 +193,7 @@ class Facts:
         stores: Of every stateful operator.
         pinned_versions: Versions that a reader holds back from retention now.
         findings: What verify found wrong with the newest version.
+        to_fix: What helps, as `Verification.to_fix`; None where nothing is wrong.
         is_deep: Whether every row of the newest version was read for that.
         branch_of: What it is a branch of; None where it is none.
         savepoints, branches: Those found where it was said to look.
@@ -212,6 +213,7 @@ class Facts:
     stores: tuple[StoreFacts, ...]
     pinned_versions: tuple[int, ...]
     findings: tuple[Finding, ...]
+    to_fix: str | None = None
     is_deep: bool = False
     branch_of: BranchOrigin | None = None
     savepoints: tuple[FoundSavepoint, ...] = ()

@@ -111,7 +111,7 @@ def _facts(
     *,
     deep: bool,
 ) -> Facts:
-    findings = verify(source, deep=deep).findings if info.newest_version else ()
+    found = verify(source, deep=deep) if info.newest_version else None
     history = read_history(source.io, source.path)
     return Facts(
         uri=info.uri,
@@ -125,7 +125,8 @@ def _facts(
         stores=stores,
         branch_of=info.branch_of,
         pinned_versions=info.pinned_versions,
-        findings=findings,
+        findings=() if found is None else found.findings,
+        to_fix=None if found is None else found.to_fix,
         is_deep=deep,
         history=tuple(entry.brief() for entry in history[::-1][:NUM_OPERATIONS]),
     )

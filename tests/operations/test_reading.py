@@ -235,6 +235,22 @@ def test_keys_of_other_types_are_not_compared(checkpoint, tmp_path, kind):
     assert sides[0].count_differences(Checkpoint(made).rows("default")) == DiffCounts()
 
 
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_two_state_variables_of_one_version_are_compared(tmp_path, backend):
+    """Catches rows that are called equal since they are in the same files."""
+    families = tuple(replace(DEFAULT, id=number, name=name) for number, name in enumerate("ab"))
+    rows = {"a": {("x", 1): (1, ""), ("y", 2): (2, "")}, "b": {("x", 1): (7, "")}}
+    path = write_checkpoint(tmp_path / "ck", [rows], families=families, backend=backend)
+    branch = Checkpoint(path).branch(tmp_path / "branch").made
+
+    for other in (Checkpoint(path), branch):
+        old, new = Checkpoint(path).rows("a"), other.rows("b")
+        assert old.count_differences(new) == DiffCounts(removed=1, changed=1)
+        changes = {row["change"]: row["key"]["word"] for row in old.diff(new).to_pylist()}
+        assert changes == {"removed": "y", "changed": "x"}
+        assert old.count_differences(other.rows("a")) == DiffCounts()
+
+
 def test_a_column_family_made_later_is_all_added(checkpoint, tmp_path):
     """Catches a diff that fails where a query has got a new state variable."""
     plain = write_checkpoint(

@@ -206,6 +206,13 @@ def test_what_is_no_select_over_the_tables_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_name_that_sql_makes_opens_no_table_of_the_databases_own(hostile: str) -> None:
+    """Catches paths of this machine, by a name that only a part of the SQL has made."""
+    made = "(WITH duckdb_databases AS (SELECT 1) SELECT * FROM duckdb_databases)"
+    with pytest.raises(InvalidArgumentError, match="no table of that name"):
+        Checkpoint(hostile).sql(f"SELECT path FROM duckdb_databases s, {made} t").read()
+
+
 @pytest.mark.parametrize("alias", ["temp", "MAIN", "state", "", "a\0b"])
 def test_an_alias_of_the_databases_own_is_refused(hostile: str, alias: str) -> None:
     """Catches a checkpoint that hides another, or cannot be reached."""

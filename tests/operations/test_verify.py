@@ -262,6 +262,37 @@ def test_an_entry_that_is_gone_is_one_finding(tmp_path):
     assert "lacks the entry of a batch" in str(finding)
 
 
+@pytest.mark.parametrize("is_uri", [False, True], ids=["path", "uri"])
+def test_damaged_metadata_of_a_query_is_told_for_what_it_is(tmp_path, *, is_uri):
+    """Catches the word that the query starts, and a command that does not help."""
+    query = make_query(tmp_path / "made")
+    path = Path(query.path)
+    checkpoint = Checkpoint(path.as_uri() if is_uri else path)
+
+    (path / "metadata").write_text("{")
+    damaged = checkpoint.verify().to_fix
+    (path / "metadata").unlink()
+    lost = checkpoint.verify().to_fix
+
+    assert "the query does not start with it" in damaged
+    assert "starts under a new ID" in lost
+    assert "compact" not in damaged + lost
+
+
+def test_damaged_entry_of_the_batch_under_way_is_told_for_what_it_is(tmp_path):
+    """Catches the word that the query starts: Spark reads the newest entry first."""
+    query = make_query(tmp_path / "made")
+    query.plan()
+    entry = max(Path(query.path, "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+    entry.write_text("v1\n{")
+
+    to_fix = Checkpoint(query.path).verify().to_fix
+
+    assert "Spark does not start the query" in to_fix
+    assert f"statestore repair {query.path}" in to_fix
+    assert "compact" not in to_fix
+
+
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [("form", "sideways", "sideways"), ("version", "three", "three"), ("operators", 7, "7")],

@@ -220,10 +220,26 @@ def test_memory_near_the_limit_is_named_with_what_helps(engine, taken, backend, 
 def test_damage_comes_first():
     """Catches a page that talks of speed while rows are at stake."""
     finding = Finding(7, StoreName(0, 1), "checksum-mismatch", "damaged")
-    for is_recoverable, command in (
-        (False, "statestore repair /ck"),
-        (True, "statestore verify /ck --deep"),
+    for is_recoverable, to_fix, command in (
+        (False, "statestore repair /ck says which version can be read", "statestore repair /ck"),
+        (False, "put the files back from a copy", None),
+        (True, "a later snapshot takes the place", "statestore verify /ck --deep"),
+        (True, "see what statestore repair /ck takes back", "statestore repair /ck"),
     ):
-        found = even(64, 1, findings=(replace(finding, is_recoverable=is_recoverable),))
+        findings = (replace(finding, is_recoverable=is_recoverable),)
+        found = even(64, 1, findings=findings, to_fix=to_fix)
         assert told(found)[0] == ("damage", command)
+        assert to_fix in advise(found)[0].text
         assert len(told(found)) == 2
+
+
+@pytest.mark.parametrize("classes", [1, 2])
+def test_no_key_is_called_hot_where_classes_cannot_tell(classes):
+    """Catches the word that no number of state partitions helps, where twice as many do.
+
+    A rescale to 32 times as many state partitions leaves two classes of key groups in each.
+    """
+    parts = [partition(number, 12_000 if number == 0 else 5_000) for number in range(4)]
+    large = (12_000,) if classes == 1 else (6_010, 5_990)
+    small = (5_000,) if classes == 1 else (2_500, 2_500)
+    assert [kind for kind, _ in told(facts(*parts, key_groups=(large, *[small] * 3)))] == ["skew"]

@@ -63,7 +63,10 @@ class Side:
         return next(iter(self.states.values()))
 
     def contents(self, partition: int) -> tuple[object, ...] | None:
-        """Return what a state partition is made of, None for no state; equal is equal rows."""
+        """Return what a state partition is made of, None for no state.
+
+        Where two are equal, each column family has the same rows in both.
+        """
         for store, state in self.states.items():
             if store.partition == partition:
                 return state.contents
@@ -101,7 +104,8 @@ def side_by_side(
         not old.is_by_key and not new.is_by_key and old.max_parallelism == new.max_parallelism
     )
     for partition in range(new.num_partitions):
-        if old.contents(partition) == new.contents(partition):
+        is_same_family = old.column_family == new.column_family
+        if is_same_family and old.contents(partition) == new.contents(partition):
             continue
         if in_file_order:
             yield from _aligned(old.rows(partition), new.rows(partition), new.max_parallelism)

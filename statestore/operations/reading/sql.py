@@ -184,7 +184,8 @@ class _Running:
             try:
                 table = self._find(name)
             except InvalidArgumentError:
-                if not name.alias and fold_case(name.name) in made:
+                is_made = not name.alias and fold_case(name.name) in made
+                if is_made and name.name.lower() not in self._own_names():
                     continue
                 raise
             before = found.setdefault((fold_case(name.alias), fold_case(name.name)), table)
@@ -195,6 +196,14 @@ class _Running:
                     to_fix='write one of them with its operator, such as "0/clicks"',
                 )
         return list(found.values())
+
+    def _own_names(self) -> set[str]:
+        """Return the names of the database's own views: a name that SQL makes hides them in part.
+
+        Beyond the part of the SQL that knows the name it would be the view.
+        """
+        views = self.connection.execute("SELECT lower(view_name) FROM duckdb_views()").fetchall()
+        return {name for (name,) in views}
 
     def _parsed(self) -> Any:
         if "\0" in self.sql:

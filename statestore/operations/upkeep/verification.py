@@ -102,7 +102,7 @@ class Verification(Shown):
         if all(finding.version in self.expired for finding in self.findings):
             return f"ask for a version that is kept: statestore list {uri} shows them"
         if all(finding.is_recoverable for finding in self.findings):
-            if all(finding.file == f"{self.checkpoint}/metadata" for finding in self.findings):
+            if all(_is_query_id(finding.file or "") for finding in self.findings):
                 is_there = any(finding.kind == "corruption" for finding in self.findings)
                 return (
                     ("the query does not start with it: " if is_there else "")
@@ -115,6 +115,12 @@ class Verification(Shown):
                 return (
                     "put the state schemas back from a copy, a savepoint has them: every row can "
                     "be read, but Spark does not start the query without them"
+                )
+            if any(_is_of_a_log(finding.file or "") for finding in self.findings):
+                return (
+                    "every row can be read, but the batch under way cannot be repeated, and Spark "
+                    "does not start the query: put the file back from a copy, or see what "
+                    f"statestore repair {uri} takes back"
                 )
             return (
                 "every row can be read and the query starts; a later snapshot takes the place of a "
@@ -144,6 +150,16 @@ class Verification(Shown):
 def _is_schema(path: str) -> bool:
     """Whether a file is one of Spark's state schemas."""
     return "/_stateSchema/" in path or path.endswith("/_metadata/schema")
+
+
+def _is_query_id(path: str) -> bool:
+    """Whether a file is Spark's metadata of the query, with its ID."""
+    return path.endswith("/metadata") and not _is_metadata(path)
+
+
+def _is_of_a_log(path: str) -> bool:
+    """Whether a file is an entry of the offset log, or of the log of a source."""
+    return "/offsets/" in path or "sources/" in path
 
 
 def _is_metadata(path: str) -> bool:
