@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from statestore.checkpoint.operator_metadata import read_operators
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, QueryLog, read_text
 from statestore.core.errors import IncompatibleError, InternalError, StorageError
 from statestore.core.options import spark_conf
@@ -150,10 +151,13 @@ class Conversion:
     def _state_copy(self, spark: SparkSession) -> Any:
         """Return the JVM's side, io.statestore.convert.StateCopy."""
         source = self._checkpoint
-        entry = source.commit_entry(self._decided.batch)
+        batch = self._decided.batch
+        entry = source.commit_entry(batch)
+        # As they were then: a batch that is planned may have others.
+        operators = read_operators(source.io, source.state_directory, batch)
         stores = []
         for operator, partition, name in self._stores():
-            info = source.operator(operator)
+            info = operators[operator]
             number = [store.name for store in info.stores].index(name)
             ids = entry.checkpoint_ids.get(str(operator))
             stores.append(

@@ -58,7 +58,8 @@ def decompressed(local_path: str, codec: str, path: str) -> Iterator[bytes]:
             file=path,
             codec=codec,
             expected=", ".join(_READERS),
-            to_fix="use a later release of statestore",
+            to_fix="read the state by Spark's state reader; a query whose state has another codec "
+            "begins with a new checkpoint",
         )
     yield from read(map_file(local_path), path)
 

@@ -147,6 +147,7 @@ class StoreFiles:
         return Chain(None, tuple(reversed(changes)))
 
     def _missing(self, version: int, name: str, of_snapshot: str) -> NotFoundError:
+        is_expired = not 0 < self._oldest_version <= version
         return NotFoundError(
             "a version of Spark's own state store is not there",
             kind="version-not-found",
@@ -155,7 +156,10 @@ class StoreFiles:
             missing=f"{self.directory}/{name}",
             no_snapshot=f"{self.directory}/{name.rpartition('.')[0]}.{of_snapshot}",
             oldest_version=self._oldest_version,
-            to_fix="ask for a newer version; Spark deletes old ones",
+            to_fix="ask for a newer version; Spark deletes old ones"
+            if is_expired
+            else "put the file back from where the checkpoint was copied; an older version may be "
+            "whole: statestore read --version",
         )
 
     @property

@@ -32,6 +32,8 @@ _INT = struct.Struct(">i")
 _HEAD = re.compile(rb"\x00\x02v([2-9])", re.DOTALL)
 _TYPES = {0x01: PUT, 0x10: DELETE, 0x11: MERGE}
 _END = 0
+_DELETE_RANGE = 0x20
+"""Of releases 4.2 and later, in which no operator writes it."""
 _ID = re.compile("[0-9A-Za-z-]+")
 
 
@@ -94,6 +96,9 @@ class Records:
                 code = self._take(1)[0]
                 if code == _END:
                     return
+                if code == _DELETE_RANGE:
+                    to_fix = "let the query make a newer snapshot of the store, and ask again"
+                    raise self._unknown("a range of keys that was deleted", str(code), to_fix)
                 if code not in _TYPES:
                     raise self._unknown("a record", str(code))
                 kind = _TYPES[code]
@@ -184,11 +189,13 @@ class Records:
             to_fix="put the file back from a copy; or read an older version",
         )
 
-    def _unknown(self, what: str, found: str) -> IncompatibleError:
+    def _unknown(
+        self, what: str, found: str, to_fix: str = "use a later release of statestore"
+    ) -> IncompatibleError:
         return IncompatibleError(
             f"{what} has an unknown form",
             kind="newer-format",
             file=self._path,
             found=found,
-            to_fix="use a later release of statestore",
+            to_fix=to_fix,
         )

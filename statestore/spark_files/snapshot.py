@@ -18,8 +18,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from statestore.backends.database_rows import all_pieces
+from statestore.backends.database_rows import MOST_ROWS, all_pieces
 from statestore.checkpoint.layout import store_directory
+from statestore.codec.sorting import RUN_BYTES
 from statestore.core.errors import CorruptionError, InvalidArgumentError
 from statestore.core.json_fields import Fields, MalformedError, parse_fields
 from statestore.core.providers import SPARK_PROVIDERS
@@ -234,20 +235,32 @@ def _lay_out(files: StoreFiles, snapshot: Snapshot, directory: str, delimiter: b
 def _write(database: Rdict, changes: Changes) -> None:
     from rocksdict import WriteBatch, WriteOptions
 
-    before: dict[object, bytes | None] = {}
-    if changes.merged:
-        database.flush()  # what is not sorted yet is slow to look up
-        keys = cast("list[str | int | float | bytes | bool]", list(changes.merged))
-        before = dict(zip(keys, cast("list[bytes | None]", database.get(keys)), strict=True))
+    options = WriteOptions()
+    setattr(options, "disable_wal", True)  # noqa: B010 (a method by the package's types)
     batch = WriteBatch(raw_mode=True)
     for key, value in changes.of_keys.items():
         if value is None:
             batch.delete(key)
-        else:
-            first = before.get(key)
-            batch.put(key, changes.delimiter.join((first, value)) if first else bytes(value))
-    options = WriteOptions()
-    setattr(options, "disable_wal", True)  # noqa: B010 (a method by the package's types)
+        elif key not in changes.merged:
+            batch.put(key, bytes(value))
+    database.write(batch, options)
+    batch, num_bytes = WriteBatch(raw_mode=True), 0
+    merged = list(changes.merged)
+    # What is added may be little, and what it is added to much.
+    for start in range(0, len(merged), MOST_ROWS):
+        if not num_bytes:
+            database.flush()  # what is not sorted yet is slow to look up
+        some = merged[start : start + MOST_ROWS]
+        keys = cast("list[str | int | float | bytes | bool]", some)
+        before = cast("list[bytes | None]", database.get(keys))
+        for key, first in zip(some, before, strict=True):
+            value = changes.of_keys[key] or b""
+            joined = changes.delimiter.join((first, value)) if first else bytes(value)
+            batch.put(key, joined)
+            num_bytes += len(key) + len(joined)
+        if num_bytes >= RUN_BYTES:
+            database.write(batch, options)
+            batch, num_bytes = WriteBatch(raw_mode=True), 0
     database.write(batch, options)
 
 

@@ -439,6 +439,43 @@ def test_damaged_schema_is_an_error(copy, length):
     assert caught.value.fields["file"] == str(schema)
 
 
+def test_newest_version_that_lacks_a_file_is_not_said_to_have_expired(copy, tmp_path):
+    """Catches the advice to ask for a newer version, where there is none."""
+    for name, newest in (("hdfs", "4.delta"), ("rocksdb-no-changelog", "4.zip")):
+        path = copy(name)
+        for file in files_of(path, newest):
+            file.unlink()
+        with pytest.raises(NotFoundError, match="put the file back") as caught:
+            Checkpoint(path).restore(tmp_path / f"new-{name}")
+        assert "newer version" not in str(caught.value)
+
+
+@pytest.mark.parametrize("is_committed", [False, True], ids=["planned", "committed"])
+def test_list_that_later_code_has_no_more_is_read_as_the_list_that_it_was(
+    copy, tmp_path, is_committed
+):
+    """Catches a sound checkpoint that is called damaged, since its newest code has other variables.
+
+    Spark writes the new code's metadata before its first batch.
+    """
+    path = copy("rocksdb-ids-variables")
+    expected = read_all(path)
+    metadata = path / "state/0/_metadata/v2"
+    text = (metadata / "0").read_text()
+    variable = r",{\"stateName\":\"seen\",\"stateVariableType\":\"ListState\",\"ttlEnabled\":false}"
+    assert variable in text
+    (metadata / "5").write_text(text.replace(variable, ""))
+    (path / "offsets/5").write_bytes((path / "offsets/4").read_bytes())
+    if is_committed:
+        (path / "commits/5").write_bytes((path / "commits/4").read_bytes())
+
+    assert read_all(path, version=5) == expected
+    if not is_committed:
+        assert read_all(path) == expected
+        restored = Checkpoint(path).restore(tmp_path / "new").made
+        assert read_all(restored.uri) == expected
+
+
 def test_expired_versions_are_told_from_lost_ones(copy):
     """Catches an alarm over what Spark deleted, and silence over what was lost."""
     path = copy("hdfs")

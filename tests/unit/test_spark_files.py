@@ -6,12 +6,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from statestore.codec.references import StoreName
 from statestore.codec.rows import DELETE, MERGE, PUT
+from statestore.codec.sorting import RUN_BYTES
 from statestore.codec.xxhash32 import xxhash32
 from statestore.core.errors import CorruptionError, IncompatibleError
+from statestore.spark_files.changes import Changes
 from statestore.spark_files.compression import decompressed
+from statestore.spark_files.files import StoreFiles
 from statestore.spark_files.records import Ancestor, Records
 from statestore.spark_files.schemas import read_schemas
+from statestore.spark_files.snapshot import open_database
+from tests.peak_memory import measured_growth
 
 SEED = 0x9747B28C
 PUT_TYPE, DELETE_TYPE, MERGE_TYPE = b"\x01", b"\x10", b"\x11"
@@ -158,7 +164,7 @@ def test_a_delta_has_no_form():
 
 
 @pytest.mark.parametrize(
-    "data", [text(b"v5") + TYPED, text(b"v2") + b"\x20" + sized(b"a") + sized(b"b") + b"\0"]
+    "data", [text(b"v5") + TYPED, text(b"v2") + b"\x21" + sized(b"a") + sized(b"b") + b"\0"]
 )
 def test_forms_of_later_releases_are_refused(data):
     """Catches records of a later Spark read as something else."""
@@ -166,6 +172,44 @@ def test_forms_of_later_releases_are_refused(data):
         list(records_of(data))
 
     assert caught.value.kind == "newer-format"
+
+
+def test_range_that_was_deleted_is_refused_by_name():
+    """Catches the advice to wait for a release, where a newer snapshot helps."""
+    with pytest.raises(IncompatibleError, match=r"range of keys.*newer snapshot"):
+        list(records_of(text(b"v2") + b"\x20" + sized(b"a") + sized(b"b") + b"\0"))
+
+
+def test_lists_that_are_added_to_are_not_held_in_memory_all_at_once(tmp_path):
+    """Catches a restore that is killed: what a changelog adds is little, and the lists are not."""
+    num_keys, of_list = 10_000, bytes(20_000)
+    keys = [b"\x00\x00%08d" % number for number in range(num_keys)]
+
+    def pieces():
+        for start in range(0, num_keys, 1_000):
+            yield changes_of((PUT, key, of_list) for key in keys[start : start + 1_000])
+        with measured_growth() as grown:
+            yield changes_of((MERGE, key, b"x") for key in keys)
+        growth.append(grown.resident)
+
+    growth = []
+    files = StoreFiles(None, StoreName(0, 0), str(tmp_path), "", "lz4", {})
+    (tmp_path / "database").mkdir()
+    opened = open_database(files, None, str(tmp_path / "database"), b",", pieces())
+    with opened as database:
+        found = [row for piece in database.pieces(b"") for row in piece]
+
+    assert [key for key, _ in found] == keys
+    assert {len(value) for _, value in found} == {len(of_list) + 2}
+    assert growth[0] < 3 * RUN_BYTES
+
+
+def changes_of(records):
+    """Changes of records."""
+    changes = Changes(b",")
+    for kind, key, value in records:
+        changes.add(kind, key, value)
+    return changes
 
 
 def test_small_file_that_unpacks_to_much_is_not_held_in_memory(tmp_path):

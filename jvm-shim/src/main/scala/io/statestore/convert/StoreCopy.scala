@@ -1,6 +1,6 @@
 package io.statestore.convert
 
-import java.io.IOException
+import java.io.{FileNotFoundException, IOException}
 import java.util.UUID
 
 import com.fasterxml.jackson.databind.node.ObjectNode
@@ -143,9 +143,15 @@ private[convert] final class CopySide(
     val fileSystem = directory.getFileSystem(hadoopConf.value.value)
     val (delta, snapshot) =
       (new Path(directory, "1.delta"), new Path(directory, s"$version.snapshot"))
-    fileSystem.delete(snapshot, false) // of an attempt of this task that failed
-    if (!fileSystem.rename(delta, snapshot)) {
-      throw new IOException(s"cannot rename a file: from=$delta, to=$snapshot")
+    // Another attempt of this task may have made it, of the same rows, or be at it.
+    val isRenamed =
+      try !fileSystem.exists(snapshot) && fileSystem.rename(delta, snapshot)
+      catch { case _: FileNotFoundException => false }
+    if (!isRenamed) {
+      if (!fileSystem.exists(snapshot)) {
+        throw new IOException(s"cannot rename a file: from=$delta, to=$snapshot")
+      }
+      fileSystem.delete(delta, false)
     }
   }
 
