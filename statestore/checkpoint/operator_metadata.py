@@ -131,14 +131,30 @@ def read_operators(
         CorruptionError: Metadata is damaged.
         StorageError: The storage failed.
     """
-    operators: list[OperatorInfo] = []
+    return operators_of(read_operator_files(io, state_directory), newest_batch)
+
+
+OperatorFiles = tuple[dict[int, tuple[str, str]], ...]
+"""Path and text of the metadata of each operator by first batch, -1 for version 1."""
+
+
+def read_operator_files(io: FileIO, state_directory: str) -> OperatorFiles:
+    """Read what `operators_of` takes apart; arguments and errors as `read_operators`."""
+    files: list[dict[int, tuple[str, str]]] = []
     while True:
         try:
-            files = _read_files(io, state_directory, len(operators))
+            files.append(_read_files(io, state_directory, len(files)))
         except NotFoundError:
-            return tuple(operators)
-        path, text = files[max(_valid_until(files, newest_batch))]
-        operators.append(parse_operator(text, path, len(operators)))
+            return tuple(files)
+
+
+def operators_of(files: OperatorFiles, newest_batch: int | None = None) -> tuple[OperatorInfo, ...]:
+    """Return the stateful operators by what was read; arguments and errors as `read_operators`."""
+    return tuple(
+        parse_operator(text, path, operator)
+        for operator, of_batches in enumerate(files)
+        for path, text in [of_batches[max(_valid_until(of_batches, newest_batch))]]
+    )
 
 
 def _read_files(io: FileIO, state_directory: str, operator: int) -> dict[int, tuple[str, str]]:

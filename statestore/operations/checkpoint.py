@@ -15,7 +15,8 @@ from statestore.checkpoint.layout import StoreLocation, placement_path
 from statestore.checkpoint.operator_metadata import (
     OperatorInfo,
     operator_metadata_path,
-    read_operators,
+    operators_of,
+    read_operator_files,
 )
 from statestore.checkpoint.placement import read_placement
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from statestore.backends.form import Work
+    from statestore.checkpoint.operator_metadata import OperatorFiles
     from statestore.checkpoint.query_log import CommitEntry
     from statestore.core.clock import Clock
     from statestore.core.options import StateStoreOptions
@@ -268,7 +270,18 @@ class OpenCheckpoint(QueryLogs):
     @cached_property
     def operators(self) -> tuple[OperatorInfo, ...]:
         """The stateful operators of the query, from Spark's metadata."""
-        return read_operators(self.io, self.state_directory)
+        return operators_of(self._operator_files)
+
+    def operators_at(self, version: int) -> tuple[OperatorInfo, ...]:
+        """Return the stateful operators of the code that made a version.
+
+        Which variables are lists, for one, later code may say otherwise.
+        """
+        return operators_of(self._operator_files, version - 1)
+
+    @cached_property
+    def _operator_files(self) -> OperatorFiles:
+        return read_operator_files(self.io, self.state_directory)
 
     def operator(self, operator: int) -> OperatorInfo:
         """Return one stateful operator.

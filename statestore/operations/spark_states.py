@@ -9,7 +9,6 @@ from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import store_directory
-from statestore.checkpoint.operator_metadata import read_operators
 from statestore.checkpoint.query_log import (
     ENCODING_KEY,
     STRICT_DISTRIBUTION_KEY,
@@ -88,8 +87,7 @@ def find_versions(
             checkpoint.options.max_parallelism, num_partitions
         )
     found: dict[StoreName, SparkVersion] = {}
-    # As it was then: which variables are lists, for one, is not told by the schemas.
-    for info in read_operators(checkpoint.io, checkpoint.state_directory, version - 1):
+    for info in checkpoint.operators_at(version):
         for store in info.stores:
             if operator in (None, info.id) and name in (None, store.name):
                 found |= _Finder(checkpoint, version, conf, max_parallelism, info, store).find()

@@ -139,11 +139,12 @@ def rows_at(checkpoint: OpenCheckpoint, address: Address, version: int | None) -
         NotFoundError, IncompatibleError, CorruptionError, FencedError, StorageError: As
             `find_store`.
     """
-    check_committed(checkpoint, checkpoint.newest_version if version is None else version)
+    at = checkpoint.newest_version if version is None else version
+    check_committed(checkpoint, at)
     stores = cache(partial(find_store, checkpoint, version=version))
     place = find_place(
         address,
-        checkpoint.operators,
+        checkpoint.operators_at(at),
         lambda operator, store: families_of(stores(operator, store)).values(),
     )
     return FoundRows(stores(place.operator, place.store), place.family)

@@ -151,9 +151,7 @@ def _skew(facts: Facts) -> Iterator[Advice]:
         seen = (
             f"The largest state partition of {store.title} has {spread.maximum:,.0f} rows, {than}."
         )
-        # Where a rescale has left few classes, each is of many key groups.
-        hot_share = HOT_SHARE if len(rows) >= FEWEST_CLASSES else HOT_SHARE_OF_FEW
-        if len(rows) > 1 and max(rows) / max(1, sum(rows)) > hot_share:
+        if _is_hot(store, rows):
             yield Advice(
                 "hot-key",
                 "advice",
@@ -166,12 +164,25 @@ def _skew(facts: Facts) -> Iterator[Advice]:
         elif (more := _doubled(store)) is not None:
             # By their class, rows of a state partition go to one of two new ones.
             largest = max(max(sum(part[::2]), sum(part[1::2])) for part in store.key_groups)
+            then = f" With {more} state partitions the largest would have {largest:,} rows."
             yield Advice(
                 "skew",
                 "advice",
-                f"{seen} With {more} state partitions the largest would have {largest:,} rows.",
+                f"{seen}{then if len(rows) > 1 else ''}",
                 f"statestore rescale {shlex.quote(facts.uri)} --num-partitions {more}",
             )
+
+
+def _is_hot(store: StoreFacts, rows: Sequence[int]) -> bool:
+    """Tell whether most rows of a state partition stay together, by those of each class.
+
+    Where a rescale has left few classes, each may be of many key groups.
+    """
+    share = max(rows) / max(1, sum(rows))
+    is_of_one_group = store.max_parallelism <= store.num_partitions * len(rows)
+    if len(rows) >= FEWEST_CLASSES or is_of_one_group:
+        return share > HOT_SHARE
+    return len(rows) > 1 and share > HOT_SHARE_OF_FEW
 
 
 def _chains(facts: Facts) -> Iterator[Advice]:

@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from statestore.checkpoint.operator_metadata import read_operators
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, QueryLog, read_text
 from statestore.core.errors import IncompatibleError, InternalError, StorageError
 from statestore.core.options import spark_conf
@@ -151,10 +150,8 @@ class Conversion:
     def _state_copy(self, spark: SparkSession) -> Any:
         """Return the JVM's side, io.statestore.convert.StateCopy."""
         source = self._checkpoint
-        batch = self._decided.batch
-        entry = source.commit_entry(batch)
-        # As they were then: a batch that is planned may have others.
-        operators = read_operators(source.io, source.state_directory, batch)
+        entry = source.commit_entry(self._decided.batch)
+        operators = source.operators_at(self._decided.version)
         stores = []
         for operator, partition, name in self._stores():
             info = operators[operator]

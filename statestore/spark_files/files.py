@@ -147,7 +147,7 @@ class StoreFiles:
         return Chain(None, tuple(reversed(changes)))
 
     def _missing(self, version: int, name: str, of_snapshot: str) -> NotFoundError:
-        is_expired = not 0 < self._oldest_version <= version
+        is_expired = version < self._oldest_version
         return NotFoundError(
             "a version of Spark's own state store is not there",
             kind="version-not-found",

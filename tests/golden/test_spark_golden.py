@@ -448,6 +448,11 @@ def test_newest_version_that_lacks_a_file_is_not_said_to_have_expired(copy, tmp_
         with pytest.raises(NotFoundError, match="put the file back") as caught:
             Checkpoint(path).restore(tmp_path / f"new-{name}")
         assert "newer version" not in str(caught.value)
+        for file in (path / "state/0/0").iterdir():
+            if file.is_file():
+                file.unlink()
+        with pytest.raises(NotFoundError, match="put the file back"):
+            Checkpoint(path).restore(tmp_path / f"new-{name}")
 
 
 @pytest.mark.parametrize("is_committed", [False, True], ids=["planned", "committed"])
@@ -470,6 +475,13 @@ def test_list_that_later_code_has_no_more_is_read_as_the_list_that_it_was(
         (path / "commits/5").write_bytes((path / "commits/4").read_bytes())
 
     assert read_all(path, version=5) == expected
+    lists = {
+        (family.name, family.variable)
+        for store in Checkpoint(path).inspect(version=5)
+        for family in store.column_families
+        if family.multi_values
+    }
+    assert lists == {("seen", "ListState")}
     if not is_committed:
         assert read_all(path) == expected
         restored = Checkpoint(path).restore(tmp_path / "new").made

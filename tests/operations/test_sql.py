@@ -211,6 +211,8 @@ def test_a_name_that_sql_makes_opens_no_table_of_the_databases_own(hostile: str)
     made = "(WITH duckdb_databases AS (SELECT 1) SELECT * FROM duckdb_databases)"
     with pytest.raises(InvalidArgumentError, match="no table of that name"):
         Checkpoint(hostile).sql(f"SELECT path FROM duckdb_databases s, {made} t").read()
+    found = Checkpoint(hostile).sql("WITH views AS (SELECT 1 AS n) SELECT n FROM views").read()
+    assert found["n"].to_pylist() == [1]
 
 
 @pytest.mark.parametrize("alias", ["temp", "MAIN", "state", "", "a\0b"])

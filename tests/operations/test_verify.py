@@ -279,6 +279,17 @@ def test_damaged_metadata_of_a_query_is_told_for_what_it_is(tmp_path, *, is_uri)
     assert "compact" not in damaged + lost
 
 
+def test_damaged_snapshot_is_told_for_what_it_is_wherever_the_checkpoint_is(tmp_path):
+    """Catches a checkpoint below a directory that is called as a part of one."""
+    query, (snapshot, _) = make_with_snapshots(tmp_path / "resources/offsets/0", "filesystem")
+    flip(snapshot, 400)
+
+    to_fix = Checkpoint(query.path).verify(deep=True).to_fix
+
+    assert "the query starts" in to_fix
+    assert "compact" in to_fix
+
+
 def test_damaged_entry_of_the_batch_under_way_is_told_for_what_it_is(tmp_path):
     """Catches the word that the query starts: Spark reads the newest entry first."""
     query = make_query(tmp_path / "made")

@@ -242,4 +242,9 @@ def test_no_key_is_called_hot_where_classes_cannot_tell(classes):
     parts = [partition(number, 12_000 if number == 0 else 5_000) for number in range(4)]
     large = (12_000,) if classes == 1 else (6_010, 5_990)
     small = (5_000,) if classes == 1 else (2_500, 2_500)
-    assert [kind for kind, _ in told(facts(*parts, key_groups=(large, *[small] * 3)))] == ["skew"]
+    (advice,) = advise(facts(*parts, key_groups=(large, *[small] * 3)))
+    assert advice.kind == "skew"
+    assert ("would have" in advice.text) == (classes > 1)
+    # Of one key group each, they can.
+    (advice,) = advise(facts(*parts, key_groups=(large, *[small] * 3), max_parallelism=4 * classes))
+    assert advice.kind == "hot-key"

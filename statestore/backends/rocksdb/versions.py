@@ -199,7 +199,11 @@ class RocksDBVersions(VersionsBase):
         self._replays.append(local)
         if len(self._replays) > _NUM_REPLAYS:
             self._replays.popleft().forget()
-        loaded = local.bring_to(head, chain, options)
+        try:
+            loaded = local.bring_to(head, chain, options)
+        except Exception:
+            self._replays.pop().forget()
+            raise
         local.shrink()
         return loaded
 

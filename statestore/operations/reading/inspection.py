@@ -119,14 +119,15 @@ def describe(
     """
     if checkpoint.newest_version:
         checkpoint.require_metadata(checkpoint.newest_version)
+    operators = checkpoint.operators_at(version or checkpoint.newest_version)
     found = {
         (operator.id, store.name): find_store(checkpoint, operator.id, store.name, version)
-        for operator in checkpoint.operators
+        for operator in operators
         for store in operator.stores
     }
     places = [
         place
-        for operator in checkpoint.operators
+        for operator in operators
         for place in places_of(operator, lambda *store: families_of(found[store]).values())
     ]
     addresses = {
@@ -134,7 +135,7 @@ def describe(
     }
     return tuple(
         _describe(operator, states, addresses)
-        for operator in checkpoint.operators
+        for operator in operators
         for store in operator.stores
         if (states := found[operator.id, store.name])
     )

@@ -147,6 +147,12 @@ class _Name:
     name: str
 
 
+_OWN_VIEWS = """
+    SELECT lower(view_name) FROM duckdb_views() WHERE schema_name <> 'information_schema'
+"""
+"""Those that a name without a schema reaches."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Table:
     """Rows by the name that SQL has for them."""
@@ -202,7 +208,7 @@ class _Running:
 
         Beyond the part of the SQL that knows the name it would be the view.
         """
-        views = self.connection.execute("SELECT lower(view_name) FROM duckdb_views()").fetchall()
+        views = self.connection.execute(_OWN_VIEWS).fetchall()
         return {name for (name,) in views}
 
     def _parsed(self) -> Any:

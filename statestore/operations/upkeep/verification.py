@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,6 +11,12 @@ from statestore.core.text import Shown, format_bytes, format_count
 
 if TYPE_CHECKING:
     from statestore.codec.references import StoreName
+
+
+_OFFSETS = re.compile(r"/offsets/[0-9]+$")
+"""An entry of the offset log."""
+_SOURCES = re.compile(r"sources/")
+"""A file of a source, whose path is from the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +123,16 @@ class Verification(Shown):
                     "put the state schemas back from a copy, a savepoint has them: every row can "
                     "be read, but Spark does not start the query without them"
                 )
-            if any(_is_of_a_log(finding.file or "") for finding in self.findings):
+            if any(_OFFSETS.search(finding.file or "") for finding in self.findings):
                 return (
                     "every row can be read, but the batch under way cannot be repeated, and Spark "
                     "does not start the query: put the file back from a copy, or see what "
                     f"statestore repair {uri} takes back"
+                )
+            if any(_SOURCES.match(finding.file or "") for finding in self.findings):
+                return (
+                    "every row can be read, but the source of the batch under way does not know "
+                    f"what it has read: put {self.checkpoint}/sources back from a copy"
                 )
             return (
                 "every row can be read and the query starts; a later snapshot takes the place of a "
@@ -155,11 +167,6 @@ def _is_schema(path: str) -> bool:
 def _is_query_id(path: str) -> bool:
     """Whether a file is Spark's metadata of the query, with its ID."""
     return path.endswith("/metadata") and not _is_metadata(path)
-
-
-def _is_of_a_log(path: str) -> bool:
-    """Whether a file is an entry of the offset log, or of the log of a source."""
-    return "/offsets/" in path or "sources/" in path
 
 
 def _is_metadata(path: str) -> bool:
