@@ -32,7 +32,9 @@ SKEW = 2.0
 SKEWED_ROWS = 10_000
 """A store of fewer rows is not worth a rescale."""
 HOT_SHARE = 0.5
+"""Share of a state partition's rows, of one class of key groups, above which a key is hot."""
 HOT_SHARE_OF_FEW = 0.9
+"""The same where there are fewer than FEWEST_CLASSES classes, each of several key groups."""
 FEWEST_CLASSES = 4
 RETAINED_SHARE = 20
 SYNC_SHARE = 0.5

@@ -78,7 +78,7 @@ private[statestore] final class Overlay(
 
   def numRuns: Int = runs.size
 
-  private[statestore] def numCompactions: Int = compactions
+  def numCompactions: Int = compactions
 
   /** Whether a record is none of those that a spill has moved. */
   def isMutable(address: Int): Boolean = Integer.toUnsignedLong(address) >= movedUntil
