@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from statestore.checkpoint.layout import RescaleRefName, StoreLocation
     from statestore.checkpoint.rescale_refs import References
     from statestore.checkpoint.summaries import Summaries
-    from statestore.codec.references import FileRef
+    from statestore.codec.references import FileRef, VersionRef
     from statestore.core.options import StateStoreOptions
     from statestore.io.file_io import FileInfo
 
@@ -77,6 +77,7 @@ def plan_cleanup(
     references: References,
     options: StateStoreOptions,
     now_ms: int,
+    known: dict[FileInfo, PublishedFile],
 ) -> CleanupPlan:
     """Decide which files of a listing may go; reads trailers, deletes nothing.
 
@@ -88,6 +89,8 @@ def plan_cleanup(
         references: Those in its directory.
         options: min_versions_to_retain and orphan_age_ms decide, and pins in the listing.
         now_ms: Now, milliseconds since the Unix epoch.
+        known: Deltas by what a listing says of them, which the next cleanup need not read again:
+            those of this one on return.
 
     Raises:
         CorruptionError, IncompatibleError, StorageError: A trailer on the lineage cannot be read;
@@ -95,7 +98,10 @@ def plan_cleanup(
     """
     newest = head.trailer.version
     oldest, expired_pins = oldest_to_retain(newest, options.min_versions_to_retain, files, now_ms)
-    retained = _retained(location, head, summaries, oldest)
+    listed = {info.name: info for info in files}
+    for info in [info for info in known if listed.get(info.name) != info]:
+        del known[info]
+    retained = _retained(location, head, summaries, oldest, listed, known)
     is_made_of_foreign = any(ref.is_foreign for ref in retained.files)
     held = references.plan_release(
         files,
@@ -130,7 +136,12 @@ def plan_cleanup(
 
 
 def _retained(
-    location: StoreLocation, head: PublishedFile, summaries: Summaries, oldest: int
+    location: StoreLocation,
+    head: PublishedFile,
+    summaries: Summaries,
+    oldest: int,
+    listed: dict[str, FileInfo],
+    known: dict[FileInfo, PublishedFile],
 ) -> _Retained:
     """Return the files of the versions of a lineage from the oldest to retain on."""
     files: set[FileRef] = set()
@@ -149,14 +160,12 @@ def _retained(
             if at.trailer.files or before is None or before.version < oldest:
                 break
             # A version that was written whole: the one before it is made of other files.
-            checkpoint_id = before.checkpoint_id if at.trailer.checkpoint_format >= 2 else None
-            at = read_delta_trailer(location, before.version, checkpoint_id)
-            check_parent(at.trailer, before, location.path(at.ref.path))
+            at = _read_parent(location, at, before, listed, known)
         except (NotFoundError, FencedError) as error:
             # Expired before, or replaced in format v1. Versions behind the hole may be retained.
             logger.info("lineage ends early: store=%s, error=%s", location.store, error)
-            known = min(ref.version for ref in own_deltas((newer.ref, *chain), oldest))
-            return _Retained(known, frozenset(files), has_hole=True)
+            first_known = min(ref.version for ref in own_deltas((newer.ref, *chain), oldest))
+            return _Retained(first_known, frozenset(files), has_hole=True)
     base = at.trailer.files
     files.update(base)
     is_own_snapshot = base and base[0].kind == "snapshot" and not base[0].is_foreign
@@ -166,6 +175,26 @@ def _retained(
         except (NotFoundError, FencedError) as error:
             logger.info("a snapshot stands alone: store=%s, error=%s", location.store, error)
     return _Retained(at.trailer.version, frozenset(files), has_hole=False)
+
+
+def _read_parent(
+    location: StoreLocation,
+    of: PublishedFile,
+    parent: VersionRef,
+    listed: dict[str, FileInfo],
+    known: dict[FileInfo, PublishedFile],
+) -> PublishedFile:
+    """Return the delta of the version before one, from memory where its file is still the same."""
+    checkpoint_id = parent.checkpoint_id if of.trailer.checkpoint_format >= 2 else None
+    names = location.delta_names(parent.version, checkpoint_id)
+    infos = (listed[name] for name in names if name in listed)
+    found = next((known[info] for info in infos if info in known), None)
+    if found is None:
+        found = read_delta_trailer(location, parent.version, checkpoint_id)
+        if found.ref.path in listed:
+            known[listed[found.ref.path]] = found
+    check_parent(found.trailer, parent, location.path(found.ref.path))
+    return found
 
 
 def _read(location: StoreLocation, ref: FileRef) -> PublishedFile:

@@ -58,6 +58,8 @@ class VersionsBase(ABC):
         self._recent = RecentVersions(location)
         self._summaries = Summaries(location)
         self._references = References(location)
+        self._known_deltas: dict[FileInfo, PublishedFile] = {}
+        """Of the cleanup before; only the cleanup has them."""
         self._status = SnapshotStatus()
 
     @property
@@ -187,7 +189,14 @@ class VersionsBase(ABC):
         files = self._learn(head)
         now_ms = self._clock.now_ms()
         plan = plan_cleanup(
-            self.location, head, files, self._summaries, self._references, options, now_ms
+            self.location,
+            head,
+            files,
+            self._summaries,
+            self._references,
+            options,
+            now_ms,
+            self._known_deltas,
         )
         if (plan.delete or plan.release) and not self._is_there(head):
             logger.info("no cleanup, the version is gone: file=%s", head.ref.path)

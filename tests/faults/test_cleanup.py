@@ -38,12 +38,18 @@ def write_all(io, directory, names):
         io.write(f"{directory}/{name}", b"x", sync=False, overwrite=True)
 
 
-def commit_with_snapshots(store, newest):
-    """Commit versions 1 to `newest`, each with a snapshot."""
-    for number in range(1, newest + 1):
+def commit(store, versions):
+    """Commit versions, each with its number in the row."""
+    for number in versions:
         batch = store.begin()
         batch.put(b"k", b"%d" % number)
         batch.commit()
+
+
+def commit_with_snapshots(store, newest):
+    """Commit versions 1 to `newest`, each with a snapshot."""
+    for number in range(1, newest + 1):
+        commit(store, [number])
         store.snapshot()
 
 
@@ -90,6 +96,24 @@ def test_cleanup_deletes_a_thousand_files_a_request(s3_server, bucket, tmp_path,
         assert (s3_server.requests["POST"], s3_server.requests["DELETE"]) == (3, 0)
         assert {info.name for info in io.list(directory)}.isdisjoint(expired_names(backend))
         assert dict(store.scan()) == {b"k": b"6"}
+
+
+def test_cleanup_reads_no_version_that_the_last_one_read(s3_server, bucket, tmp_path):
+    """Catches a request for each retained version a maintenance, where each is written whole."""
+    io = S3FileIO(str(tmp_path), s3_server.settings())
+    options = replace(OPTIONS, min_versions_to_retain=20, rocksdb_incremental=False)
+    with at(f"/{bucket}/ck", options=options, io=io).open_store(backend="rocksdb") as store:
+        commit(store, range(1, 31))
+        store.clean_up()
+        commit(store, [31])
+        s3_server.requests.clear()
+
+        assert store.clean_up().num_files == 1
+
+    # Besides the listing: version 30, which is new to the cleanup, and whether 31 is still there.
+    assert (s3_server.requests["LIST"], s3_server.requests["GET"]) == (1, 2)
+    with at(f"/{bucket}/ck", options=options, io=io).open_store(version=12) as oldest:
+        assert dict(oldest.scan()) == {b"k": b"12"}
 
 
 def test_cleanup_stops_when_another_checkpoint_takes_the_place(tmp_path):

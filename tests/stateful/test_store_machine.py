@@ -184,7 +184,7 @@ class StoreMachine(RuleBasedStateMachine):
             files = self.io.list(location.directory)
             summaries = Summaries(location)
             plan = plan_cleanup(
-                location, head, files, summaries, References(location), self.options, 0
+                location, head, files, summaries, References(location), self.options, 0, {}
             )
             assert plan.delete == ()
         self.store.close()
