@@ -304,10 +304,15 @@ def test_command_does_what_the_library_does(make_lane: MakeLane) -> None:
     planned = CliRunner().invoke(cli, [*arguments, "--dry-run"])
     assert planned.exit_code == 0, planned.output
     assert not new.exists()
-    command = [sys.executable, "-m", "statestore.cli", *arguments]
+    events = lane.root / "events"
+    events.mkdir()
+    logs = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": events.as_uri()}
+    conf = [word for pair in logs.items() for word in ("--session-conf", "=".join(pair))]
+    command = [sys.executable, "-m", "statestore.cli", *arguments, *conf]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     again = CliRunner().invoke(cli, arguments)
     assert done.returncode == 0, done.stderr
+    assert [*events.iterdir()], "the session has not the settings"
     # What the launcher of Java says goes before everything that could keep it quiet.
     launched = ("NOTE: Picked up JDK_JAVA_OPTIONS", "WARNING: Using incubator modules")
     assert [line for line in done.stderr.splitlines() if not line.startswith(launched)] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as sf
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from examples import count_window_average, flink_listings
@@ -285,11 +287,15 @@ def test_fields_are_of_a_key_and_restored(make_lane: MakeLane) -> None:
 @EXTENDED
 @pytest.mark.parametrize("is_flat", [False, True])
 def test_map_with_state_keeps_what_the_function_returns(make_lane: MakeLane, is_flat: bool) -> None:
-    """Catches a state that is not cleared by None, or not handed back."""
+    """Catches a state that is not cleared by None, not handed back, or has another name."""
     shorthand = keyed.flat_map_with_state if is_flat else keyed.map_with_state
     function: Any = odd_totals if is_flat else total_so_far
     plan = [[rows_of(0), rows_of(1)], [rows_of(2)]]
-    lane = make_lane(query_of(shorthand.__name__, lambda groups: shorthand(groups, function), plan))
+
+    def build(groups: Any) -> Any:
+        return shorthand(groups, function, name="total", output_mode="Update")
+
+    lane = make_lane(replace(query_of(shorthand.__name__, build, plan), mode="update"))
 
     for run in lane.query.plan:
         lane.run(*run)
@@ -302,6 +308,42 @@ def test_map_with_state_keeps_what_the_function_returns(make_lane: MakeLane, is_
             values, held[row["key"]] = function(Row(**row), held.get(row["key"]))
             expected += [(value,) for value in values] if is_flat else [values]
         assert next(returned) == sorted(map(repr, expected))
+    if PROVIDER != HEAP:
+        kept = {key: [(total,)] for key, total in held.items() if total is not None}
+        assert _read(Checkpoint(lane.checkpoint), "total") == kept
+
+
+class Stamped(keyed.RichMapFunction):
+    """Hands on the key and the time of a row."""
+
+    def map(self, value: Row) -> Row:
+        return Row(key=value.key, at=value.ts)
+
+
+@EXTENDED
+def test_output_carries_the_watermark_on_to_the_next_operator(make_lane: MakeLane) -> None:
+    """Catches a column of time that the windows behind the function do not know."""
+
+    def build(groups: Any) -> Any:
+        stamped = keyed.process(
+            groups,
+            Stamped(),
+            "key STRING, at TIMESTAMP",
+            time_mode="EventTime",
+            event_time_column="at",
+        )
+        windows = stamped.groupBy(sf.window("at", "10 seconds"), "key").count()
+        return windows.select(sf.unix_seconds("window.start").alias("start"), "key", "count")
+
+    def rows(*seconds: int) -> list[dict[str, Any]]:
+        return [{"key": "a", "value": 0, "at": second * 1000} for second in seconds]
+
+    lane = make_lane(query_of("stamped", build, [[rows(1, 2, 11), rows(12, 31)]]))
+
+    lane.run(*lane.query.plan[0])
+
+    returned = sorted(row for batch in lane.batches.values() for row in batch)
+    assert returned == [repr((0, "a", 2)), repr((10, "a", 2))]
 
 
 class Refused(keyed.RichMapFunction):

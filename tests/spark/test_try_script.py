@@ -137,3 +137,23 @@ def test_script_is_tried_by_commands_and_goes_on_when_it_is_killed(tmp_path: Pat
     script.feed(5, 2)
     script.run()
     assert script.written == expected(7)
+
+
+@EXTENDED
+def test_column_that_is_ignored_does_not_count(tmp_path: Path) -> None:
+    """Catches a difference that is not told, or one that was to be left out."""
+    script = Script(tmp_path / "script")
+    script.feed(0, 3)
+    script.run()
+    new = script.root / "new.py"
+    new.write_text(script.path.read_text().replace('if wrong == "yes" else 1', "if True else 1"))
+    how = ["--against", str(script.path), "--batches", "1", "--output", "json"]
+    tried = script.command("try", *how, str(script.root / "checkpoint"), str(new))
+
+    def result(*ignored: str) -> tuple[int, str]:
+        command = [*tried, *ignored, "--", str(script.root), "no"]
+        done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+        return done.returncode, json.loads(done.stdout)["result"]
+
+    assert result() == (1, "the new code differs")
+    assert result("--ignore", "total", "--ignore", "value.sum") == (0, "equal")
