@@ -13,7 +13,7 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from benchmarks.datasets import CACHE
-from benchmarks.workloads import STATE_STORE, Provider
+from benchmarks.workloads import FORMAT_2, STATE_STORE, Provider
 from examples.wikipedia_edits.jars import connector_jars
 from statestore.core.errors import NotFoundError
 from statestore.core.providers import REAL_TIME_KEY
@@ -65,7 +65,7 @@ def _selection(provider: Provider, *, real_time: bool) -> dict[str, str]:
     key = f"{STATE_STORE}.providerClass"
     if not real_time:
         return {key: provider.provider_class}
-    selected = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
+    selected = dict([FORMAT_2])
     if provider.is_ours:
         selected["spark.sql.streaming.realTimeMode.allowlistCheck"] = "false"
         key = REAL_TIME_KEY

@@ -1,13 +1,15 @@
 """Runs thousands of small batches on each state backend, and fails unless everything stays flat.
 
     $ python -m benchmarks.soak [--batches 2000] [--backends heap,filesystem,rocksdb] [--work DIR]
+    $ python -m benchmarks.soak --off-heap 256 --batches 500 --backends filesystem,rocksdb
 
 Each backend has a Spark application of its own. Its state stops growing after the first batches, so
 from then on nothing else may grow either: the memory and the open files of JVM and engines, the
 files of the checkpoint and of the scratch directories. Flat means that the median of a figure over
 the last third of the batches is at most GROWTH times that over the middle third, plus a slack of
 its own: generous, since garbage collectors and allocators give back what they like, but a leak of a
-few hundred bytes a batch does not hide in two thousand. Retention holds when the newest versions
+few hundred bytes a batch does not hide in two thousand. With `--off-heap` rows lie outside of the
+JVM's heap, in so many MiB of Spark's memory. Retention holds when the newest versions
 can be read and have all rows, and versions that are long expired cannot.
 """
 
@@ -51,6 +53,7 @@ MIB = 1 << 20
 FIGURES = {
     "JVM memory, MiB": 48.0,
     "JVM heap in use, MiB": 16.0,
+    "rows outside of it, MiB": 2.0,
     "engine memory, MiB": 24.0,
     "JVM open files": 16.0,
     "engine open files": 16.0,
@@ -66,11 +69,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--batches", type=int, default=2000, help="batches of each backend")
     parser.add_argument("--backends", default=",".join(PROVIDERS), help="separated by commas")
+    parser.add_argument("--off-heap", type=int, default=0, help="MiB of Spark's memory there")
     parser.add_argument("--work", type=Path, help="where the applications work, kept afterwards")
     parser.add_argument("--application", choices=list(PROVIDERS), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.application:
-        print(json.dumps(soak(arguments.application, arguments.batches, arguments.work)))
+        given = (arguments.application, arguments.batches, arguments.work, arguments.off_heap)
+        print(json.dumps(soak(*given)))
         return 0
     backends = arguments.backends.split(",")
     if unknown := set(backends) - PROVIDERS.keys():
@@ -81,7 +86,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="statestore-soak-") as scratch:
         for backend in backends:
             work = (arguments.work or Path(scratch)) / backend
-            result = run_application(backend, arguments.batches, work)
+            result = run_application(backend, arguments.batches, work, arguments.off_heap)
             problems = result["problems"] + judge(result["samples"])
             print_table(backend, result["samples"])
             for problem in problems:
@@ -91,11 +96,14 @@ def main() -> int:
     return 1 if num_failed else 0
 
 
-def run_application(backend: str, num_batches: int, work: Path) -> dict[str, Any]:
+def run_application(
+    backend: str, num_batches: int, work: Path, off_heap_mib: int
+) -> dict[str, Any]:
     """Soak a backend in a process of its own; return its samples and what went wrong."""
     work.mkdir(parents=True)
     command = [sys.executable, "-m", "benchmarks.soak", "--application", backend]
     command += ["--batches", str(num_batches), "--work", str(work)]
+    command += ["--off-heap", str(off_heap_mib)]
     log = work / "application.log"
     with log.open("wb") as stderr:
         done = subprocess.run(
@@ -113,13 +121,13 @@ def run_application(backend: str, num_batches: int, work: Path) -> dict[str, Any
     return {"samples": [], "problems": [f"the application failed: {done.returncode}\n{tail}"]}
 
 
-def soak(backend: str, num_batches: int, work: Path) -> dict[str, Any]:
+def soak(backend: str, num_batches: int, work: Path, off_heap_mib: int) -> dict[str, Any]:
     """Run the batches in this process.
 
     Returns:
         `samples`, in order, each with its batch and every figure; `problems` with retention.
     """
-    spark = start_session(backend, work)
+    spark = start_session(backend, work, off_heap_mib)
     query = start_query(spark, work)
     num_samples = max(MIN_SAMPLES, num_batches // SAMPLE_EVERY)
     samples = []
@@ -138,7 +146,7 @@ def soak(backend: str, num_batches: int, work: Path) -> dict[str, Any]:
     return {"samples": samples, "problems": problems}
 
 
-def start_session(backend: str, work: Path) -> SparkSession:
+def start_session(backend: str, work: Path, off_heap_mib: int) -> SparkSession:
     """Start an application whose own books are short, so that what grows is not Spark's."""
     short = ("jobs", "stages", "tasks", "deadExecutors")
     conf: dict[str, str | int | float | bool | None] = {
@@ -155,12 +163,16 @@ def start_session(backend: str, work: Path) -> SparkSession:
         "spark.ui.enabled": "false",
         **{f"spark.ui.retained{name.capitalize()}": 10 for name in short},
     }
+    if off_heap_mib:
+        conf["spark.memory.offHeap.enabled"] = True
+        conf["spark.memory.offHeap.size"] = f"{off_heap_mib}m"
     builder = statestore.configure(
         SparkSession.builder.appName(f"soak-{backend}").config(map=conf),
         backend,
         min_versions_to_retain=RETAINED,
         snapshot_max_chain_length=CHAIN_LENGTH,
         orphan_age_ms=1000 * MAINTENANCE_S,
+        off_heap_enabled=off_heap_mib > 0,
     )
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
@@ -210,6 +222,7 @@ def sample(spark: SparkSession, work: Path) -> dict[str, float]:
     return {
         "JVM memory, MiB": resident_bytes(pid) / MIB,
         "JVM heap in use, MiB": (runtime.totalMemory() - runtime.freeMemory()) / MIB,
+        "rows outside of it, MiB": jvm.io.statestore.provider.OffHeap.bytes() / MIB,
         "engine memory, MiB": sum(map(resident_bytes, engines)) / MIB,
         "JVM open files": num_open_files(pid),
         "engine open files": sum(map(num_open_files, engines)),
@@ -279,12 +292,12 @@ def judge(samples: list[dict[str, Any]]) -> list[str]:
 def print_table(backend: str, samples: list[dict[str, Any]]) -> None:
     """Print the figures of a backend."""
     print(f"\n  {backend}, {samples[-1]['batch'] if samples else 0} batches")
-    print(f"  {'':<22}{'first':>10}{'middle third':>14}{'last third':>12}{'allowed':>10}")
+    print(f"  {'':<24}{'first':>10}{'middle third':>14}{'last third':>12}{'allowed':>10}")
     for figure, slack in FIGURES.items():
         if samples:
             middle, last = thirds(samples, figure)
             first, allowed = samples[0][figure], middle * GROWTH + slack
-            print(f"  {figure:<22}{first:>10,.0f}{middle:>14,.0f}{last:>12,.0f}{allowed:>10,.0f}")
+            print(f"  {figure:<24}{first:>10,.0f}{middle:>14,.0f}{last:>12,.0f}{allowed:>10,.0f}")
 
 
 if __name__ == "__main__":

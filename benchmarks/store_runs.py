@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from benchmarks.processes import engines_of
 from benchmarks.sessions import benchmark_jar, start_session
-from benchmarks.workloads import CommitWorkload, MemoryWorkload, Provider, StoreWorkload
+from benchmarks.workloads import (
+    FORMAT_2,
+    CommitWorkload,
+    MemoryWorkload,
+    Provider,
+    StoreWorkload,
+)
 
 ROW_OVERHEAD_BYTES = 40 + 16
 """UnsafeRow of an 18-character key, and what the UnsafeRow of one value adds to its bytes."""
@@ -23,7 +30,9 @@ class StoreDriver:
     """The JVM's `StoreOperations` with one provider. Not thread-safe; `close` ends its Spark."""
 
     def __init__(self, provider: Provider, work: Path) -> None:
-        self._spark = start_session(provider, (benchmark_jar(),))
+        # It asks a store for versions by their numbers, as Spark does in format 1.
+        one = replace(provider, conf=(*provider.conf, (FORMAT_2[0], "1")))
+        self._spark = start_session(one, (benchmark_jar(),))
         self._jvm = cast("Any", self._spark._jvm)
         self._operations = self._jvm.io.statestore.bench.StoreOperations
         self._work = work

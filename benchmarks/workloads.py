@@ -17,6 +17,8 @@ OUR_ROCKSDB = "rocksdb-backend"
 """ID of the rocksdb backend; `rocksdb` is Spark's own."""
 NO_STORE = "none"
 """ID of a store that keeps nothing: a query on it takes what Spark itself takes."""
+FORMAT_2 = (f"{STATE_STORE}.checkpointFormatVersion", "2")
+"""The newer checkpoint format of Spark, which `statestore.configure` sets."""
 FINDING = "finding"
 """ID of the same with a row for each key that is asked for: Spark's own part of an aggregation."""
 
@@ -24,6 +26,9 @@ FINDING = "finding"
 @dataclass(frozen=True, slots=True)
 class Provider:
     """A state store provider and the Spark settings that select it; all else is at its default.
+
+    Spark's RocksDB with changelog stands for Spark at its best, so it has the newer checkpoint
+    format; ours have what `statestore.configure` sets.
 
     `is_ours` says whether it is in the jar, `is_durable` whether its state outlives the driver,
     `keeps_state` whether it is a store at all, `has_families` whether what needs column families is
@@ -55,13 +60,14 @@ PROVIDERS = (
         "rocksdb-changelog",
         "Spark RocksDB + changelog",
         f"{SPARK_STATE}.RocksDBStateStoreProvider",
-        ((f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled", "true"),),
+        ((f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled", "true"), FORMAT_2),
         has_families=True,
     ),
     Provider(
         OURS,
         "statestore filesystem",
         "io.statestore.FileSystemStateStoreProvider",
+        (FORMAT_2,),
         is_ours=True,
         has_families=True,
     ),
@@ -69,6 +75,7 @@ PROVIDERS = (
         OUR_ROCKSDB,
         "statestore rocksdb",
         "io.statestore.RocksDBStateStoreProvider",
+        (FORMAT_2,),
         is_ours=True,
         has_families=True,
     ),
@@ -77,7 +84,7 @@ PROVIDERS = (
         "statestore heap",
         "io.statestore.HeapStateStoreProvider",
         # Its default is made for small states; the workloads' are not.
-        ((f"{STATE_STORE}.heap.maxStateBytes", str(1 << 30)),),
+        ((f"{STATE_STORE}.heap.maxStateBytes", str(1 << 30)), FORMAT_2),
         is_ours=True,
         is_durable=False,
     ),

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pyspark
 
-from benchmarks.workloads import OUR_ROCKSDB, OURS, STATE_STORE, Provider, find_provider
+from benchmarks.workloads import OUR_ROCKSDB, OURS, Provider, find_provider
 
-FORMAT_2 = (f"{STATE_STORE}.checkpointFormatVersion", "2")
 JOINS: tuple[tuple[str, str], ...] = (
     (("spark.sql.streaming.join.stateFormatVersion", "4"),)
     if tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 3)
@@ -31,8 +30,8 @@ FLOOR = Provider(
 
 
 def _best(provider: Provider) -> Provider:
-    """Return a store with its best settings: those of `statestore.configure` where it is ours."""
-    return replace(provider, has_families=True, conf=(*provider.conf, FORMAT_2, *JOINS))
+    """Return a store with joins as `statestore.configure` has them."""
+    return replace(provider, has_families=True, conf=(*provider.conf, *JOINS))
 
 
 STORES = (
