@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
 import time
@@ -33,7 +34,7 @@ from tests.contract.conftest import StoreBench, any_format
 from tests.contract.test_store import *  # noqa: F403
 
 from .conftest import EXTENDED, PROVIDER, MakeLane, state_in_files
-from .harness import HDFS, ROCKSDB_BACKEND, STATE_STORE, assert_same, run_plan, wait_for
+from .harness import HDFS, ROCKSDB_BACKEND, STATE_STORE, assert_same, run_plan, tree, wait_for
 from .processes import descendants, engines
 from .queries import AGGREGATION, one_input
 
@@ -326,3 +327,34 @@ def test_rows_equal_built_in_when_state_is_on_a_hadoop_file_system(
     session = lane.session()
     session.conf.set("spark.sql.catalog.state", "io.statestore.StateCatalog")
     assert session.table(f"state.`{lane.checkpoint}`.state").count() == by_sql.num_rows
+
+
+@state_in_files
+def test_reader_of_another_session_changes_no_place_of_a_running_query(
+    make_lane: MakeLane, tmp_path: Path
+) -> None:
+    """Catches a commit by the settings of whoever read the state last: in a directory of his."""
+    name = uuid.uuid4().hex
+    query = replace(AGGREGATION, plan=one_input(1, 2))
+    (first, second), *_ = query.plan
+    own, others = tmp_path / "own", tmp_path / "others"
+    own.mkdir()
+    lane = make_lane(query, PROVIDER, conf={MOUNT.format(name): own.as_uri()})
+    lane.checkpoint = f"viewfs://{name}/data/ck"  # type: ignore[assignment]
+    lane.feed(first)
+    running = lane.start(available_now=False)
+    try:
+        wait_for(lambda: (own / "ck" / "commits" / "0").exists(), "a batch", timeout_s=60)
+        shutil.copytree(own, others)
+        before = tree(others)
+        reader = lane.session()
+        reader.conf.set(MOUNT.format(name), others.as_uri())
+        assert reader.read.format("statestore").load(str(lane.checkpoint)).count()
+
+        lane.feed(second)
+        wait_for(lambda: (own / "ck" / "commits" / "1").exists(), "a batch", timeout_s=60)
+    finally:
+        running.stop()
+
+    assert tree(others) == before
+    assert len(list(own.rglob("2*.delta.*"))) == 3

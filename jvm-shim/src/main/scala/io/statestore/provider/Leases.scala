@@ -93,6 +93,10 @@ private[statestore] object Leases extends Logging {
       }
     }
 
+  /** Whether a query run that has stores here holds a lease of a checkpoint. */
+  def areHeld(checkpoint: String): Boolean =
+    held.asScala.exists { case ((of, _), lease) => of == checkpoint && lease.isHeld }
+
   @tailrec
   private def begin(context: StoreContext, isCommit: Boolean): Lease = {
     val lease = leaseOf(context)

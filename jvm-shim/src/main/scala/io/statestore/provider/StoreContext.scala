@@ -59,7 +59,9 @@ private[statestore] final class StoreContext(
 
   lazy val engines: EnginePool = {
     val pool = Engines.forOptions(options)
-    pool.register(storeId.checkpointRootLocation, hadoopConf)
+    val checkpoint = storeId.checkpointRootLocation
+    // A reader's session may have other settings: a query that runs here goes on with its own.
+    if (isOfQuery || !Leases.areHeld(checkpoint)) pool.register(checkpoint, hadoopConf)
     pool
   }
 
