@@ -20,7 +20,7 @@ Behind a hole in the lineage nothing goes. A pinned version is retained as well.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import REPLAYED, is_temporary, parse_state_file_name
@@ -54,6 +54,45 @@ class CleanupPlan:
     release: tuple[RescaleRefName, ...]
 
 
+class KnownDeltas:
+    """The deltas of versions written whole that the last cleanup of a store read.
+
+    Each is told by what a listing says of its file. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[FileInfo, PublishedFile] = {}
+        self._before: dict[FileInfo, PublishedFile] = {}
+        self._listed: dict[str, FileInfo] = {}
+
+    def among(self, files: list[FileInfo]) -> KnownDeltas:
+        """Begin a cleanup with a listing, and forget what the last one did not ask for."""
+        self._before, self._known = self._known, {}
+        self._listed = {info.name: info for info in files}
+        return self
+
+    def parent_of(
+        self, location: StoreLocation, child: PublishedFile, parent: VersionRef
+    ) -> PublishedFile:
+        """Return the delta of the version that one is built on; errors as `read_delta_trailer`.
+
+        Raises:
+            FencedError: As `check_parent`.
+        """
+        checkpoint_id = parent.checkpoint_id if child.trailer.checkpoint_format >= 2 else None
+        names = location.delta_names(parent.version, checkpoint_id)
+        info = next((self._listed[name] for name in names if name in self._listed), None)
+        found = self._before.get(info) if info is not None else None
+        if found is None:
+            found = read_delta_trailer(location, parent.version, checkpoint_id)
+        check_parent(found.trailer, parent, location.path(found.ref.path))
+        if info is not None and info.name == found.ref.path:
+            # What a cleanup asks of a version is small; this is most of a trailer's memory.
+            lean = replace(found.trailer, key_group_rows=None, column_families=())
+            self._known[info] = PublishedFile(found.ref, lean)
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class _Retained:
     """The retained part of a lineage.
@@ -77,7 +116,7 @@ def plan_cleanup(
     references: References,
     options: StateStoreOptions,
     now_ms: int,
-    known: dict[FileInfo, PublishedFile],
+    known: KnownDeltas,
 ) -> CleanupPlan:
     """Decide which files of a listing may go; reads trailers, deletes nothing.
 
@@ -89,8 +128,7 @@ def plan_cleanup(
         references: Those in its directory.
         options: min_versions_to_retain and orphan_age_ms decide, and pins in the listing.
         now_ms: Now, milliseconds since the Unix epoch.
-        known: Deltas by what a listing says of them, which the next cleanup need not read again:
-            those of this one on return.
+        known: What the cleanup before has read; on return what this one has.
 
     Raises:
         CorruptionError, IncompatibleError, StorageError: A trailer on the lineage cannot be read;
@@ -98,10 +136,7 @@ def plan_cleanup(
     """
     newest = head.trailer.version
     oldest, expired_pins = oldest_to_retain(newest, options.min_versions_to_retain, files, now_ms)
-    listed = {info.name: info for info in files}
-    for info in [info for info in known if listed.get(info.name) != info]:
-        del known[info]
-    retained = _retained(location, head, summaries, oldest, listed, known)
+    retained = _retained(location, head, summaries, oldest, known.among(files))
     is_made_of_foreign = any(ref.is_foreign for ref in retained.files)
     held = references.plan_release(
         files,
@@ -140,8 +175,7 @@ def _retained(
     head: PublishedFile,
     summaries: Summaries,
     oldest: int,
-    listed: dict[str, FileInfo],
-    known: dict[FileInfo, PublishedFile],
+    known: KnownDeltas,
 ) -> _Retained:
     """Return the files of the versions of a lineage from the oldest to retain on."""
     files: set[FileRef] = set()
@@ -160,7 +194,7 @@ def _retained(
             if at.trailer.files or before is None or before.version < oldest:
                 break
             # A version that was written whole: the one before it is made of other files.
-            at = _read_parent(location, at, before, listed, known)
+            at = known.parent_of(location, at, before)
         except (NotFoundError, FencedError) as error:
             # Expired before, or replaced in format v1. Versions behind the hole may be retained.
             logger.info("lineage ends early: store=%s, error=%s", location.store, error)
@@ -175,26 +209,6 @@ def _retained(
         except (NotFoundError, FencedError) as error:
             logger.info("a snapshot stands alone: store=%s, error=%s", location.store, error)
     return _Retained(at.trailer.version, frozenset(files), has_hole=False)
-
-
-def _read_parent(
-    location: StoreLocation,
-    of: PublishedFile,
-    parent: VersionRef,
-    listed: dict[str, FileInfo],
-    known: dict[FileInfo, PublishedFile],
-) -> PublishedFile:
-    """Return the delta of the version before one, from memory where its file is still the same."""
-    checkpoint_id = parent.checkpoint_id if of.trailer.checkpoint_format >= 2 else None
-    names = location.delta_names(parent.version, checkpoint_id)
-    infos = (listed[name] for name in names if name in listed)
-    found = next((known[info] for info in infos if info in known), None)
-    if found is None:
-        found = read_delta_trailer(location, parent.version, checkpoint_id)
-        if found.ref.path in listed:
-            known[listed[found.ref.path]] = found
-    check_parent(found.trailer, parent, location.path(found.ref.path))
-    return found
 
 
 def _read(location: StoreLocation, ref: FileRef) -> PublishedFile:

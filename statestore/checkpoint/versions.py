@@ -11,7 +11,7 @@ from statestore.checkpoint.cleanup import Cleanup, Deadline, delete_files
 from statestore.checkpoint.load import check_settings
 from statestore.checkpoint.recent import RecentVersions
 from statestore.checkpoint.rescale_refs import References, release
-from statestore.checkpoint.retention import plan_cleanup
+from statestore.checkpoint.retention import KnownDeltas, plan_cleanup
 from statestore.checkpoint.snapshot import SnapshotStatus
 from statestore.checkpoint.summaries import Summaries
 from statestore.checkpoint.trailers import (
@@ -58,8 +58,7 @@ class VersionsBase(ABC):
         self._recent = RecentVersions(location)
         self._summaries = Summaries(location)
         self._references = References(location)
-        self._known_deltas: dict[FileInfo, PublishedFile] = {}
-        """Of the cleanup before; only the cleanup has them."""
+        self._known_deltas = KnownDeltas()
         self._status = SnapshotStatus()
 
     @property

@@ -116,6 +116,23 @@ def test_cleanup_reads_no_version_that_the_last_one_read(s3_server, bucket, tmp_
         assert dict(oldest.scan()) == {b"k": b"12"}
 
 
+def test_cleanup_sees_that_a_version_was_replaced_since_the_last_one(tmp_path):
+    """Catches files that go by what a version was, and is no more."""
+    options = replace(OPTIONS, min_versions_to_retain=4, rocksdb_incremental=False)
+    with at(tmp_path / "other", options=options).open_store(backend="rocksdb") as other:
+        commit(other, range(7, 13))
+    with at(tmp_path / "ck", options=options).open_store(backend="rocksdb") as store:
+        commit(store, range(1, 8))
+        store.clean_up()
+        commit(store, [8])
+        name = "state/0/0/6.delta.sst"
+        shutil.copy(tmp_path / "other" / name, tmp_path / "ck" / name)
+
+        assert store.clean_up().num_files == 0
+
+    assert (tmp_path / "ck/state/0/0/4.delta.sst").exists()
+
+
 def test_cleanup_stops_when_another_checkpoint_takes_the_place(tmp_path):
     """Catches files of a checkpoint that was promoted, deleted by requests for the one before."""
     directory = tmp_path / "ck/state/0/0"

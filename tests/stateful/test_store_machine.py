@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from statestore.checkpoint.layout import parse_state_file_name
 from statestore.checkpoint.rescale_refs import References
-from statestore.checkpoint.retention import plan_cleanup
+from statestore.checkpoint.retention import KnownDeltas, plan_cleanup
 from statestore.checkpoint.summaries import Summaries
 from statestore.checkpoint.trailers import read_delta_trailer, read_trailer
 from statestore.core.errors import StorageError
@@ -184,7 +184,14 @@ class StoreMachine(RuleBasedStateMachine):
             files = self.io.list(location.directory)
             summaries = Summaries(location)
             plan = plan_cleanup(
-                location, head, files, summaries, References(location), self.options, 0, {}
+                location,
+                head,
+                files,
+                summaries,
+                References(location),
+                self.options,
+                0,
+                KnownDeltas(),
             )
             assert plan.delete == ()
         self.store.close()
