@@ -14,8 +14,8 @@ private[statestore] final class SortedRecords private (
 
 /**
  * One stable counting sort by rank, then a merge sort within each key group and family. Keys are
- * compared by their first word behind the bytes that all of them share; only where that is equal
- * does a comparison go to the records.
+ * compared by their first word behind the bytes that all of their family share; only where that is
+ * equal does a comparison go to the records.
  */
 private[statestore] object SortedRecords {
   val FamilyBits = 16
@@ -30,31 +30,33 @@ private[statestore] object SortedRecords {
     // A method for each loop: the JVM would compile one with all of them for ever so long, while
     // the first large commit waits for it.
     val unsorted = new Items(families.iterator.map(_.maxHeapRecords).sum)
-    val total = collect(families, unsorted)
-    fillWords(pages, unsorted, total)
+    val total = families.toSeq.sortBy(_.family.id).foldLeft(0) { (from, family) =>
+      val until = collect(family, unsorted, from)
+      fillWords(pages, unsorted, from, until)
+      until
+    }
     val items = if (byKey) unsorted else sortByRank(unsorted, total, maxParallelism)
     val sorter = new KeySorter(pages, items, if (byKey) new Items(total) else unsorted)
     sortGroups(sorter, items.prefixes, total, prefixMask(byKey))
     new SortedRecords(items.prefixes, items.addresses, total)
   }
 
-  private def collect(families: Iterable[OverlayFamily], into: Items): Int = {
-    var total = 0
-    families.toSeq.sortBy(_.family.id).foreach { family =>
-      val id = family.family.id
-      family.foreachOnHeap { (address, rank) =>
-        into.addresses(total) = address
-        into.prefixes(total) = (rank << FamilyBits) | id
-        total += 1
-      }
+  /** Puts the records of a family from an index on; returns the index behind the last. */
+  private def collect(family: OverlayFamily, into: Items, from: Int): Int = {
+    val id = family.family.id
+    var until = from
+    family.foreachOnHeap { (address, rank) =>
+      into.addresses(until) = address
+      into.prefixes(until) = (rank << FamilyBits) | id
+      until += 1
     }
-    total
+    until
   }
 
-  private def fillWords(pages: RecordPages, items: Items, count: Int): Unit = {
-    val shared = sharedLength(pages, items.addresses, count)
-    var i = 0
-    while (i < count) {
+  private def fillWords(pages: RecordPages, items: Items, from: Int, until: Int): Unit = {
+    val shared = sharedLength(pages, items.addresses, from, until)
+    var i = from
+    while (i < until) {
       val address = items.addresses(i)
       items.words(i) = RecordOrder.wordAt(
         pages.base(address),
@@ -93,15 +95,19 @@ private[statestore] object SortedRecords {
     }
   }
 
-  /** Bytes that all keys begin with. */
-  private def sharedLength(pages: RecordPages, addresses: Array[Int], count: Int): Int = {
-    if (count == 0) return 0
-    val first = addresses(0)
+  /** Bytes that all keys of a family begin with. */
+  private def sharedLength(
+      pages: RecordPages,
+      addresses: Array[Int],
+      from: Int,
+      until: Int): Int = {
+    if (from == until) return 0
+    val first = addresses(from)
     val firstBase = pages.base(first)
     val firstAt = pages.keyOffset(first)
     var shared = pages.keyLength(first)
-    var i = 1
-    while (i < count) {
+    var i = from + 1
+    while (i < until) {
       val address = addresses(i)
       val base = pages.base(address)
       val at = pages.keyOffset(address)
