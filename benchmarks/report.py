@@ -79,8 +79,8 @@ def render_run_info(results: Results) -> str:
         "Every run of a provider has a JVM of its own (local[2], 4 GiB heap), warmed by a tiny"
         " query of the same kind. Providers alternate; the order is reversed in every other round."
         " Values are medians over all rounds. State and input are on the local disk. Queries on"
-        " RocksDB with changelog and on statestore are of checkpoint format 2; every other setting"
-        " is at its default. " + FSYNC_NOTE
+        " RocksDB with changelog, statestore and empty stores are of checkpoint format 2; every"
+        " other setting is at its default. " + FSYNC_NOTE
     )
     return f"# Run\n\n{table}\n\n{method}\n"
 

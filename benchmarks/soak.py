@@ -40,6 +40,8 @@ from statestore.core.providers import PROVIDERS
 ROWS_PER_BATCH = 200
 NUM_KEYS = 1_000
 NUM_PARTITIONS = 2
+OFF_HEAP_TIMES = 100
+"""So many times the keys and rows of a batch where rows are outside of the heap, in large pages."""
 RETAINED = 20
 CHAIN_LENGTH = 10
 MAINTENANCE_S = 2
@@ -53,7 +55,7 @@ MIB = 1 << 20
 FIGURES = {
     "JVM memory, MiB": 48.0,
     "JVM heap in use, MiB": 16.0,
-    "rows outside of it, MiB": 2.0,
+    "rows outside of it, MiB": 0.2,
     "engine memory, MiB": 24.0,
     "JVM open files": 16.0,
     "engine open files": 16.0,
@@ -128,7 +130,8 @@ def soak(backend: str, num_batches: int, work: Path, off_heap_mib: int) -> dict[
         `samples`, in order, each with its batch and every figure; `problems` with retention.
     """
     spark = start_session(backend, work, off_heap_mib)
-    query = start_query(spark, work)
+    times = OFF_HEAP_TIMES if off_heap_mib else 1
+    query = start_query(spark, work, times)
     num_samples = max(MIN_SAMPLES, num_batches // SAMPLE_EVERY)
     samples = []
     started, before = time.monotonic(), 0
@@ -141,7 +144,9 @@ def soak(backend: str, num_batches: int, work: Path, off_heap_mib: int) -> dict[
         started, before = time.monotonic(), batch
         samples.append({"batch": batch, **figures})
     query.stop()
-    problems = check_retention(spark, work, samples)
+    problems = check_retention(spark, work, samples, times)
+    if off_heap_mib and not samples[-1]["rows outside of it, MiB"]:
+        problems.append("no row was outside of the heap")
     spark.stop()
     return {"samples": samples, "problems": problems}
 
@@ -179,12 +184,12 @@ def start_session(backend: str, work: Path, off_heap_mib: int) -> SparkSession:
     return spark
 
 
-def start_query(spark: SparkSession, work: Path) -> StreamingQuery:
+def start_query(spark: SparkSession, work: Path, times: int) -> StreamingQuery:
     """Start a query whose batches each update a part of the same keys."""
     rows = spark.readStream.format("rate-micro-batch").options(
-        rowsPerBatch=ROWS_PER_BATCH, numPartitions=1
+        rowsPerBatch=times * ROWS_PER_BATCH, numPartitions=1
     )
-    keys = rows.load().selectExpr(f"value * 7919 % {NUM_KEYS} AS k", "value AS v")
+    keys = rows.load().selectExpr(f"value * 7919 % {times * NUM_KEYS} AS k", "value AS v")
     return (
         keys.groupBy("k")
         .agg(count("*").alias("count"), sum_of("v").alias("sum"))
@@ -244,7 +249,9 @@ def num_files(directory: Path) -> int:
     return listing.stdout.count(b"\n")
 
 
-def check_retention(spark: SparkSession, work: Path, samples: list[dict[str, Any]]) -> list[str]:
+def check_retention(
+    spark: SparkSession, work: Path, samples: list[dict[str, Any]], times: int
+) -> list[str]:
     """Return what is wrong with the versions that can be read."""
     committed = max(int(path.name) for path in (work / "checkpoint" / "commits").glob("[0-9]*"))
     batch_ms = median(figures["batch, ms"] for figures in samples)
@@ -253,7 +260,7 @@ def check_retention(spark: SparkSession, work: Path, samples: list[dict[str, Any
     problems = []
     for batch in (committed, committed - RETAINED // 2, committed - RETAINED + 1):
         num_rows = read_num_rows(spark, work, batch)
-        if num_rows != (batch + 1) * ROWS_PER_BATCH:
+        if num_rows != (batch + 1) * times * ROWS_PER_BATCH:
             problems.append(f"batch {batch} of {committed} is retained, but reads {num_rows} rows")
     expired = committed - RETAINED - slack
     if expired > 0 and read_num_rows(spark, work, expired) is not None:

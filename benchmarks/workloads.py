@@ -28,7 +28,7 @@ class Provider:
     """A state store provider and the Spark settings that select it; all else is at its default.
 
     Spark's RocksDB with changelog stands for Spark at its best, so it has the newer checkpoint
-    format; ours have what `statestore.configure` sets.
+    format; ours have what `statestore.configure` sets, and the empty stores the same.
 
     `is_ours` says whether it is in the jar, `is_durable` whether its state outlives the driver,
     `keeps_state` whether it is a store at all, `has_families` whether what needs column families is
@@ -92,6 +92,7 @@ PROVIDERS = (
         NO_STORE,
         "empty store",
         "io.statestore.bench.EmptyStateStoreProvider",
+        (FORMAT_2,),
         is_durable=False,
         keeps_state=False,
         has_families=True,
@@ -100,6 +101,7 @@ PROVIDERS = (
         FINDING,
         "empty store that finds rows",
         "io.statestore.bench.FindingStateStoreProvider",
+        (FORMAT_2,),
         is_durable=False,
         keeps_state=False,
         only_aggregations=True,

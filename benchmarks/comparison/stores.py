@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pyspark
 
-from benchmarks.workloads import OUR_ROCKSDB, OURS, Provider, find_provider
+from benchmarks.workloads import FORMAT_2, OUR_ROCKSDB, OURS, Provider, find_provider
 
 JOINS: tuple[tuple[str, str], ...] = (
     (("spark.sql.streaming.join.stateFormatVersion", "4"),)
@@ -21,7 +21,7 @@ FLOOR = Provider(
     "floor",
     "floor",
     "io.statestore.bench.MapStateStoreProvider",
-    JOINS,
+    (FORMAT_2, *JOINS),
     is_durable=False,
     keeps_state=False,
     has_families=True,

@@ -1,5 +1,7 @@
 package io.statestore.bench
 
+import java.util.UUID
+
 import org.apache.hadoop.conf.Configuration
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state._
@@ -42,6 +44,9 @@ abstract class UnwrittenStateStoreProvider extends StateStoreProvider {
 private abstract class UnwrittenStore extends StateStore {
   private var committed = false
 
+  /** Of the checkpoint format whose versions have IDs; the other takes no notice. */
+  private lazy val checkpointId = UUID.randomUUID.toString
+
   protected def end(): Unit
 
   override def commit(): Long = {
@@ -60,5 +65,5 @@ private abstract class UnwrittenStore extends StateStore {
     keys.iterator.map(get(_, colFamilyName))
 
   override def getStateStoreCheckpointInfo(): StateStoreCheckpointInfo =
-    StateStoreCheckpointInfo(id.partitionId, version + 1, None, None)
+    StateStoreCheckpointInfo(id.partitionId, version + 1, Some(checkpointId), None)
 }
