@@ -153,63 +153,72 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
 
   /** Takes in a committed batch; nothing reads a row that was handed out. */
   def write(change: FamilyChanges): Unit = {
-    val first = if (whole == null) 0 else writeWhole(change)
-    if (first < change.length) writeSome(change, first)
+    if (whole != null) writeWhole(change)
+    if (whole == null) writeSome(change)
     isLoaded = false
     report()
   }
 
-  /** Takes changes in until the rows are too many to have all; returns how many changes. */
-  private def writeWhole(change: FamilyChanges): Int = {
+  /**
+   * Takes changes in until the rows are too many to have all: then the younger generation has to
+   * get all of the changes.
+   */
+  private def writeWhole(change: FamilyChanges): Unit = {
     count()
     val overlay = change.overlay
     if (whole.adopts && change.isAdoptable &&
       overlay.table.pages.heldBytes + overlay.indexBytes <= mostWhole) {
       whole.adopt(overlay)
-      change.length
     } else {
-      val pages = overlay.table.pages
-      val value = new BytesRef
-      var i = 0
-      val slotsHold = !isLoaded && whole.table.hasRoomFor(change.numNew)
       try {
         // On the heap `fits` gives dead space up, where the rows reach their bound.
         if (!whole.isOnHeap) whole.compactIfWasteful(change)
-        var keeps = fits
-        var held = whole.heapBytes
-        while (i < change.length && keeps) {
-          if (slotsHold) change.prefetch(i, whole.table)
-          val address = change.address(i)
-          val base = pages.base(address)
-          val at = pages.keyOffset(address)
-          val length = pages.keyLength(address)
-          val op = change.op(i)
-          val slot = if (slotsHold) change.slot(i) else whole.findSlot(base, at, length)
-          if (op == Delete) {
-            whole.unloadAt(slot)
-          } else {
-            change.value(i, value)
-            val isMerge = op == Merge
-            whole.loadAt(slot, base, at, length, value.base, value.at, value.length, isMerge)
-          }
-          // It grows by pages: most rows cost no look at the other caches.
-          if (whole.heapBytes != held) {
-            report()
-            keeps = fits
-            held = whole.heapBytes
-          }
-          i += 1
-        }
-        if (!keeps) {
+        if (isLoaded) change.findSlots(whole.table)
+        if (!fits || !takeIn(change, areNew = false) || !takeIn(change, areNew = true)) {
           if (whole.isOnHeap && whole.heapBytes <= maxBytes) {
             old = new Generation(whole.pages, whole.table)
           }
           dropWhole()
+        } else {
+          whole.shrinkIfWasteful()
         }
-        if (whole != null) whole.shrinkIfWasteful()
       } catch { case _: NoMemoryException | _: NoAddressException => dropWhole() }
-      i
     }
+  }
+
+  /** Takes in the changes of rows that are here, or new rows; false where they become too many. */
+  private def takeIn(change: FamilyChanges, areNew: Boolean): Boolean = {
+    val pages = change.overlay.table.pages
+    val value = new BytesRef
+    var held = whole.heapBytes
+    var keeps = true
+    var i = 0
+    while (i < change.length && keeps) {
+      change.prefetch(i, if (areNew) null else whole.table)
+      val slot = change.slot(i)
+      if (slot < 0 == areNew) {
+        val address = change.address(i)
+        val base = pages.base(address)
+        val at = pages.keyOffset(address)
+        val length = pages.keyLength(address)
+        val op = change.op(i)
+        if (op == Delete) {
+          whole.unloadAt(slot)
+        } else {
+          change.value(i, value)
+          whole.loadAt(
+            slot, base, at, length, value.base, value.at, value.length, append = op == Merge)
+        }
+        // It grows by pages: most rows cost no look at the other caches.
+        if (whole.heapBytes != held) {
+          report()
+          keeps = fits
+          held = whole.heapBytes
+        }
+      }
+      i += 1
+    }
+    keeps
   }
 
   private def dropWhole(): Unit = {
@@ -223,10 +232,10 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
     whole.heapBytes <= mostWhole
   }
 
-  private def writeSome(change: FamilyChanges, first: Int): Unit = {
+  private def writeSome(change: FamilyChanges): Unit = {
     val pages = change.overlay.table.pages
     val value = new BytesRef
-    var i = first
+    var i = 0
     while (i < change.length) {
       val address = change.address(i)
       val base = pages.base(address)

@@ -5,10 +5,11 @@ import org.apache.spark.unsafe.Platform
 /**
  * The net effect of an overlay on one column family, collected while the delta is written: what the
  * view applies once the engine has made the delta durable. Slots are those of the family's table in
- * the view, which nothing changes in between.
+ * the view, which nothing changes in between. So whoever applies it takes the keys that the view has
+ * first: with new keys the table may grow, and their slots are not needed.
  */
 private[statestore] final class FamilyChanges(val overlay: OverlayFamily) {
-  import FamilyChanges.{MaxWholeBytes, PrefetchedAtOnce}
+  import FamilyChanges.{FoundAtOnce, MaxWholeBytes, PrefetchedAtOnce}
   import RecordPages._
 
   private val addresses = new Array[Int](overlay.table.size)
@@ -44,11 +45,27 @@ private[statestore] final class FamilyChanges(val overlay: OverlayFamily) {
   /**
    * To be called for each change in turn, before it is read: brings some at a time into the cache,
    * with the records in `table` that they replace, so that their cache misses overlap.
+   *
+   * @param table null for new keys
    */
   def prefetch(i: Int, table: RecordTable): Unit = if (i % PrefetchedAtOnce == 0) {
     val until = math.min(i + PrefetchedAtOnce, used)
-    table.touch(overlay.table.pages, addresses, i, until)
-    table.touchSlots(slots, i, until)
+    overlay.table.touch(overlay.table.pages, addresses, i, until)
+    if (table != null) table.touchSlots(slots, i, until)
+  }
+
+  /** Looks the slots up again: those of a table that was made since, of the same version. */
+  def findSlots(table: RecordTable): Unit = {
+    val some = new Array[Int](math.min(FoundAtOnce, used))
+    val found = new Array[Int](some.length)
+    var i = 0
+    while (i < used) {
+      val count = math.min(some.length, used - i)
+      System.arraycopy(addresses, i, some, 0, count)
+      table.findSlots(overlay.table.pages, some, count, found)
+      System.arraycopy(found, 0, slots, i, count)
+      i += count
+    }
   }
 
   /** True when the overlay's table is exactly the family's next content. */
@@ -108,6 +125,7 @@ private[statestore] object FamilyChanges {
   import RecordPages._
 
   private val PrefetchedAtOnce = 64
+  private val FoundAtOnce = 1000
 
   /** Values of a family kept until the view has them. */
   private val MaxWholeBytes = 16L << 20

@@ -100,34 +100,44 @@ private[statestore] final class PagedView(
     }
     val entry = new Undo.Changed(into, change.length)
     log.entries += entry
+    takeIn(into, change, entry, areNew = false)
+    takeIn(into, change, entry, areNew = true)
+  }
+
+  private def takeIn(
+      into: PagedFamily,
+      change: FamilyChanges,
+      entry: Undo.Changed,
+      areNew: Boolean): Unit = {
     val overlay = change.overlay.table.pages
     val ref = new BytesRef
-    val slotsHold = into.table.hasRoomFor(change.numNew)
     var i = 0
     while (i < change.length) {
-      if (slotsHold) change.prefetch(i, into.table)
-      val from = change.address(i)
-      val base = overlay.base(from)
-      val keyAt = overlay.keyOffset(from)
-      val keyLen = overlay.keyLength(from)
-      val slot = if (slotsHold) change.slot(i) else findSlot(into, base, keyAt, keyLen)
-      change.value(i, ref)
-      change.op(i) match {
-        case Delete => entry.add(0, markDead(into, into.take(slot)))
-        case _ if slot < 0 =>
-          val added = into.pages.append(Put, base, keyAt, keyLen, ref.base, ref.at, ref.length)
-          into.add(RecordTable.hashKey(base, keyAt, keyLen), added)
-          entry.add(added, 0)
-        case op =>
-          val old = into.table.addressAt(slot)
-          val added =
-            if (op == Merge) {
-              into.appendedRecord(old, base, keyAt, keyLen, ref.base, ref.at, ref.length)
-            } else {
-              into.pages.append(Put, base, keyAt, keyLen, ref.base, ref.at, ref.length)
-            }
-          into.point(slot, added)
-          entry.add(added, markDead(into, old))
+      change.prefetch(i, if (areNew) null else into.table)
+      val slot = change.slot(i)
+      if (slot < 0 == areNew) {
+        val from = change.address(i)
+        val base = overlay.base(from)
+        val keyAt = overlay.keyOffset(from)
+        val keyLen = overlay.keyLength(from)
+        change.value(i, ref)
+        change.op(i) match {
+          case Delete => entry.add(0, markDead(into, into.take(slot)))
+          case _ if areNew =>
+            val added = into.pages.append(Put, base, keyAt, keyLen, ref.base, ref.at, ref.length)
+            into.add(RecordTable.hashKey(base, keyAt, keyLen), added)
+            entry.add(added, 0)
+          case op =>
+            val old = into.table.addressAt(slot)
+            val added =
+              if (op == Merge) {
+                into.appendedRecord(old, base, keyAt, keyLen, ref.base, ref.at, ref.length)
+              } else {
+                into.pages.append(Put, base, keyAt, keyLen, ref.base, ref.at, ref.length)
+              }
+            into.point(slot, added)
+            entry.add(added, markDead(into, old))
+        }
       }
       i += 1
     }
@@ -137,7 +147,4 @@ private[statestore] final class PagedView(
     family.pages.setFlags(address, Dead)
     address
   }
-
-  private def findSlot(into: PagedFamily, base: AnyRef, at: Long, length: Int): Int =
-    into.table.find(base, at, length, RecordTable.hashKey(base, at, length))
 }

@@ -53,27 +53,6 @@ private[statestore] object RecordOrder {
       Platform.BYTE_ARRAY_OFFSET.toLong,
       bytes.length)
 
-  /** How many bytes two keys begin with alike. */
-  def sharedLength(
-      leftBase: AnyRef,
-      leftAt: Long,
-      leftLen: Int,
-      rightBase: AnyRef,
-      rightAt: Long,
-      rightLen: Int): Int = {
-    val common = math.min(leftLen, rightLen)
-    var i = 0
-    while (i + 8 <= common &&
-      Platform.getLong(leftBase, leftAt + i) == Platform.getLong(rightBase, rightAt + i)) {
-      i += 8
-    }
-    while (i < common &&
-      Platform.getByte(leftBase, leftAt + i) == Platform.getByte(rightBase, rightAt + i)) {
-      i += 1
-    }
-    i
-  }
-
   /**
    * The 8 bytes of a key from `from` on, zeros behind its end, as a signed number that sorts as
    * they do.

@@ -156,7 +156,7 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
 
   /** Adds a key that is known to be absent. */
   def insert(hash: Int, address: Int): Unit = {
-    if (!hasRoomFor(1)) {
+    if ((occupied + 1) * 5L > slots.capacity * 4L) {
       // Where rows come and go: else tombstones would soon fill what little room is left.
       val spare = if (occupied > live) live / SpareShare else 0
       rehash(capacityFor(live + spare + 1))
@@ -190,9 +190,6 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
     slots.setAddress(slot, 0)
     live -= 1
   }
-
-  /** True when `more` inserts leave all slot numbers as they are. */
-  def hasRoomFor(more: Int): Boolean = (occupied + more.toLong) * 5L <= slots.capacity * 4L
 
   /** Addresses of all records, in no order. */
   def liveAddresses: Array[Int] = {

@@ -9,9 +9,8 @@ import org.apache.spark.unsafe.Platform
  * that an insert moves at most 6 kB. Keys are unique. Not thread-safe for writing; readers may run
  * beside each other. A cursor is valid while nothing is written; one of `frozen` is valid longer.
  *
- * Beside each address is a word of its key, the eight bytes behind those that all keys begin with.
- * A search compares words, which lie side by side, and reads records, which lie anywhere in memory,
- * only where two words are equal.
+ * Beside each address is the word of its key (`KeyWord`). A search compares words, which lie side
+ * by side, and reads records, which lie anywhere in memory, only where two words are equal.
  */
 private[statestore] final class SortedAddresses(pages: RecordPages) {
   import SortedAddresses._
@@ -27,17 +26,20 @@ private[statestore] final class SortedAddresses(pages: RecordPages) {
   private var readUntil = 0L
   private var blocksMade = 0L
 
-  // The bytes that all keys begin with are the first `shared` of `example`, a copy of a key.
-  private var example: Array[Byte] = _
-  private var shared = 0
+  private var words: KeyWord = _ // null where there was no key yet
 
   def insert(address: Int): Unit = {
     val base = pages.base(address)
     val at = pages.keyOffset(address)
     val length = pages.keyLength(address)
-    share(base, at, length)
-    if (numBlocks == 0) addBlock(0, new Block(8))
-    val word = wordOf(base, at, length)
+    if (numBlocks == 0) {
+      chooseWords(address)
+      addBlock(0, new Block(8))
+    } else if (!words.fits(base, at, length)) {
+      chooseWords(address)
+      refreshWords()
+    }
+    val word = words.of(base, at, length)
     val place = seek(word, base, at, length)
     val number = blockOf(place)
     val block = ownBlock(number)
@@ -96,8 +98,7 @@ private[statestore] final class SortedAddresses(pages: RecordPages) {
     val copy = new SortedAddresses(of)
     copy.blocks = blocks
     copy.numBlocks = numBlocks
-    copy.example = example
-    copy.shared = shared
+    copy.words = words
     copy
   }
 
@@ -109,8 +110,8 @@ private[statestore] final class SortedAddresses(pages: RecordPages) {
 
   /** Addresses with `from <= key < until`, ascending; null bounds are open. */
   def range(from: Array[Byte], until: Array[Byte]): AddressCursor = {
-    val untilSide = if (until == null || numBlocks == 0) 1 else compareToShared(until)
-    val untilWord = if (untilSide == 0) wordOf(until, ArrayStart, until.length) else Long.MaxValue
+    val untilSide = if (until == null || numBlocks == 0) 1 else words.side(until)
+    val untilWord = if (untilSide == 0) words.ofBound(until) else Long.MaxValue
     val start = if (untilSide < 0) placeOf(numBlocks, 0) else startOf(from)
     new AddressCursor {
       private var nextBlock = blockOf(start)
@@ -136,27 +137,30 @@ private[statestore] final class SortedAddresses(pages: RecordPages) {
 
   /** Place of the first entry that is not below a bound, null for open. */
   private def startOf(from: Array[Byte]): Long = {
-    val side = if (from == null || numBlocks == 0) -1 else compareToShared(from)
+    val side = if (from == null || numBlocks == 0) -1 else words.side(from)
     if (side < 0) placeOf(0, 0)
     else if (side > 0) placeOf(numBlocks, 0)
-    else seek(wordOf(from, ArrayStart, from.length), from, ArrayStart, from.length)
+    else seek(words.ofBound(from), from, ArrayStart, from.length)
   }
 
   def indexBytes: Long = numSlots * 12L + numBlocks * 56L
 
-  /** Takes a new key into account: with it all keys may begin alike for fewer bytes. */
-  private def share(base: AnyRef, at: Long, length: Int): Unit =
-    if (numBlocks == 0) {
-      example = new Array[Byte](length)
-      Platform.copyMemory(base, at, example, ArrayStart, length.toLong)
-      shared = length
-    } else {
-      val common = RecordOrder.sharedLength(base, at, length, example, ArrayStart, shared)
-      if (common < shared) {
-        shared = common
-        refreshWords()
+  /** Finds what is the word of all keys and of a new one; rare, for they are all looked at. */
+  private def chooseWords(added: Int): Unit = {
+    val differences = new KeyWord.Differences
+    var i = 0
+    while (i < numBlocks) {
+      val block = blocks(i)
+      var n = 0
+      while (n < block.count) {
+        differences.add(pages, block.addresses(n))
+        n += 1
       }
+      i += 1
     }
+    differences.add(pages, added)
+    words = differences.word
+  }
 
   private def refreshWords(): Unit = {
     var i = 0
@@ -164,34 +168,21 @@ private[statestore] final class SortedAddresses(pages: RecordPages) {
       val block = ownBlock(i)
       var n = 0
       while (n < block.count) {
-        val address = block.addresses(n)
-        block.words(n) =
-          wordOf(pages.base(address), pages.keyOffset(address), pages.keyLength(address))
+        block.words(n) = words.of(pages, block.addresses(n))
         n += 1
       }
       i += 1
     }
   }
 
-  private def wordOf(base: AnyRef, at: Long, length: Int): Long =
-    RecordOrder.wordAt(base, at, length, shared)
-
-  /** Zero where `key` begins with the shared bytes; else on which side of all keys it is. */
-  private def compareToShared(key: Array[Byte]): Int = {
-    val common = RecordOrder.sharedLength(key, ArrayStart, key.length, example, ArrayStart, shared)
-    if (common == shared) 0
-    else if (common == key.length) -1
-    else (key(common) & 0xff) - (example(common) & 0xff)
-  }
-
   private def seekRecord(address: Int): Long = {
     val base = pages.base(address)
     val at = pages.keyOffset(address)
     val length = pages.keyLength(address)
-    seek(wordOf(base, at, length), base, at, length)
+    seek(words.of(base, at, length), base, at, length)
   }
 
-  /** Place of the first entry that is not below a key, which begins with the shared bytes. */
+  /** Place of the first entry that is not below a key, or below bytes whose `side` is zero. */
   private def seek(word: Long, base: AnyRef, at: Long, length: Int): Long = {
     var low = 0
     var high = numBlocks - 1

@@ -14,8 +14,8 @@ private[statestore] final class SortedRecords private (
 
 /**
  * One stable counting sort by rank, then a merge sort within each key group and family. Keys are
- * compared by their first word behind the bytes that all of their family share; only where that is
- * equal does a comparison go to the records.
+ * compared by their words (`KeyWord`, of the keys of a family); only where those are equal does a
+ * comparison go to the records.
  */
 private[statestore] object SortedRecords {
   val FamilyBits = 16
@@ -54,15 +54,16 @@ private[statestore] object SortedRecords {
   }
 
   private def fillWords(pages: RecordPages, items: Items, from: Int, until: Int): Unit = {
-    val shared = sharedLength(pages, items.addresses, from, until)
+    val differences = new KeyWord.Differences
     var i = from
     while (i < until) {
-      val address = items.addresses(i)
-      items.words(i) = RecordOrder.wordAt(
-        pages.base(address),
-        pages.keyOffset(address),
-        pages.keyLength(address),
-        shared)
+      differences.add(pages, items.addresses(i))
+      i += 1
+    }
+    val word = if (from < until) differences.word else null
+    i = from
+    while (i < until) {
+      items.words(i) = word.of(pages, items.addresses(i))
       i += 1
     }
   }
@@ -93,29 +94,6 @@ private[statestore] object SortedRecords {
       addresses(to) = from.addresses(i)
       words(to) = from.words(i)
     }
-  }
-
-  /** Bytes that all keys of a family begin with. */
-  private def sharedLength(
-      pages: RecordPages,
-      addresses: Array[Int],
-      from: Int,
-      until: Int): Int = {
-    if (from == until) return 0
-    val first = addresses(from)
-    val firstBase = pages.base(first)
-    val firstAt = pages.keyOffset(first)
-    var shared = pages.keyLength(first)
-    var i = from + 1
-    while (i < until) {
-      val address = addresses(i)
-      val base = pages.base(address)
-      val at = pages.keyOffset(address)
-      val length = pages.keyLength(address)
-      shared = RecordOrder.sharedLength(base, at, length, firstBase, firstAt, shared)
-      i += 1
-    }
-    shared
   }
 
   private def sortByRank(items: Items, count: Int, maxParallelism: Int): Items = {

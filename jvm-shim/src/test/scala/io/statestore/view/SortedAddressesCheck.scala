@@ -11,9 +11,10 @@ import org.apache.spark.unsafe.Platform
 
 /**
  * Random inserts, removals, replacements and ranges on an ordered index against a `TreeMap`. Keys
- * of a life begin alike, are of few different bytes or of any, and of several lengths; a rare one
- * begins otherwise, and bounds are anything. Some ranges are of a frozen index and read later. Run
- * with a seed and a number of lives; exits non-zero at the first difference.
+ * of a life begin alike, and go on alike behind some bytes; they are of few different bytes or of
+ * any, and of several lengths. A rare one is otherwise, and bounds are anything. Some ranges are of
+ * a frozen index and read later. Run with a seed and a number of lives; exits non-zero at the first
+ * difference.
  */
 object SortedAddressesCheck {
   private val ArrayStart = Platform.BYTE_ARRAY_OFFSET.toLong
@@ -74,6 +75,8 @@ object SortedAddressesCheck {
     private val index = new SortedAddresses(pages)
     private val model = new TreeMap[Array[Byte], Integer](Arrays.compareUnsigned(_, _))
     private val prefix = bytes(Seq(0, 0, 3, 8, 9, 17)(random.nextInt(6)), 256)
+    private val middle = bytes(Seq(0, 0, 1, 2, 7, 8, 16, 80)(random.nextInt(8)), 256)
+    private val middleAt = random.nextInt(10)
     private val lengths = Seq.fill(3)(random.nextInt(24))
     private val alphabet = Seq(2, 3, 256)(random.nextInt(3))
     private val outliers = Seq(0, 1, 50)(random.nextInt(3))
@@ -104,7 +107,10 @@ object SortedAddressesCheck {
 
     private def newKey(): Array[Byte] = {
       val own = bytes(lengths(random.nextInt(lengths.size)), alphabet)
-      if (random.nextInt(1000) < outliers) bytes(random.nextInt(20), 256) else prefix ++ own
+      val (head, tail) = own.splitAt(middleAt)
+      if (random.nextInt(1000) < outliers) bytes(random.nextInt(20), 256)
+      else if (random.nextInt(1000) < outliers) prefix ++ head ++ bytes(middle.length, 2) ++ tail
+      else prefix ++ head ++ middle ++ tail
     }
 
     private def insert(): Unit = {
