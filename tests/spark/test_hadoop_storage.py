@@ -335,8 +335,8 @@ def test_reader_of_another_session_changes_no_place_of_a_running_query(
 ) -> None:
     """Catches a commit by the settings of whoever read the state last: in a directory of his."""
     name = uuid.uuid4().hex
-    query = replace(AGGREGATION, plan=one_input(1, 2))
-    (first, second), *_ = query.plan
+    query = replace(AGGREGATION, plan=one_input(2))
+    ((first, second),) = query.plan
     own, others = tmp_path / "own", tmp_path / "others"
     own.mkdir()
     lane = make_lane(query, PROVIDER, conf={MOUNT.format(name): own.as_uri()})
