@@ -5,8 +5,8 @@ import org.apache.spark.unsafe.Platform
 /**
  * The net effect of an overlay on one column family, collected while the delta is written: what the
  * view applies once the engine has made the delta durable. Slots are those of the family's table in
- * the view, which nothing changes in between. So whoever applies it takes the keys that the view has
- * first: with new keys the table may grow, and their slots are not needed.
+ * the view, which nothing changes in between. So whoever applies it takes the keys that the view
+ * has first: with new keys the table may grow, and their slots are not needed.
  */
 private[statestore] final class FamilyChanges(val overlay: OverlayFamily) {
   import FamilyChanges.{FoundAtOnce, MaxWholeBytes, PrefetchedAtOnce}
