@@ -25,6 +25,7 @@ from benchmarks.sessions import start_session
 from benchmarks.workloads import Provider, QueryWorkload, find_provider
 
 DEFAULT_PROVIDERS = "rocksdb-changelog,filesystem,rocksdb-backend"
+WORKLOADS = ("timers", "ttl", "feed")
 BATCHES, WARM_UP_BATCHES, PARTITIONS = 8, 3, 4
 READS = 3
 
@@ -34,42 +35,41 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--providers", default=DEFAULT_PROVIDERS)
+    parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--application", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    workloads = arguments.workloads.split(",")
     if arguments.application:
-        measure(find_provider(arguments.application), arguments.keys)
+        measure(find_provider(arguments.application), workloads[0], arguments.keys)
         return 0
     say(f"{'':32} {'median':>9} {'CPU':>9}")
-    return run_for_each("million_keys", arguments.providers, ["--keys", str(arguments.keys)])
+    failed = 0
+    for name in workloads:
+        given = ["--keys", str(arguments.keys), "--workloads", name]
+        failed |= run_for_each("million_keys", arguments.providers, given)
+    return failed
 
 
-def measure(provider: Provider, keys: int) -> None:
-    """Run the three workloads of one provider in this process and print their lines."""
-    for variable in ("timers", "ttl", None):
-        workload = QueryWorkload(
-            variable or "feed",
-            keys,
-            keys // 10,
-            BATCHES,
-            WARM_UP_BATCHES,
-            0,
-            PARTITIONS,
-            variable=variable,
-        )
-        work = Path(tempfile.mkdtemp(prefix="statestore-keys-"))
-        try:
-            batches = run_from_start(workload, provider, work)["batches"]
-            if variable:
-                warm = batches[1 + WARM_UP_BATCHES :]
-                cpu = median(batch["cpu_ms"] for batch in warm if batch["cpu_ms"] is not None)
-                took = median(batch["batch_ms"] for batch in warm)
-                say(f"{provider.title:25} {variable:6} {took:>6,.0f} ms {cpu:>6,.0f} ms")
-            else:
-                written = keys + BATCHES * workload.updates_per_batch
-                took = read_changes(provider, work / "checkpoint", written)
-                say(f"{provider.title:25} feed   {took:>6,.0f} ms")
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+def measure(provider: Provider, name: str, keys: int) -> None:
+    """Run a workload of one provider in this process and print its line."""
+    variable = None if name == "feed" else name
+    workload = QueryWorkload(
+        name, keys, keys // 10, BATCHES, WARM_UP_BATCHES, 0, PARTITIONS, variable=variable
+    )
+    work = Path(tempfile.mkdtemp(prefix="statestore-keys-"))
+    try:
+        batches = run_from_start(workload, provider, work)["batches"]
+        if variable:
+            warm = batches[1 + WARM_UP_BATCHES :]
+            cpu = median(batch["cpu_ms"] for batch in warm if batch["cpu_ms"] is not None)
+            took = median(batch["batch_ms"] for batch in warm)
+            say(f"{provider.title:25} {name:6} {took:>6,.0f} ms {cpu:>6,.0f} ms")
+        else:
+            written = keys + BATCHES * workload.updates_per_batch
+            took = read_changes(provider, work / "checkpoint", written)
+            say(f"{provider.title:25} {name:6} {took:>6,.0f} ms")
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def read_changes(provider: Provider, checkpoint: Path, rows: int) -> float:
