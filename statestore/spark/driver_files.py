@@ -50,5 +50,5 @@ class DriverFiles:
         session: Any = spark._jsparkSession  # noqa: SLF001
         with jar_needed(spark):
             files = jvm.io.statestore.engine.HadoopFiles()
-        files.register("", session.sessionState().newHadoopConf())
+        files.register("", session.sessionState().newHadoopConf(), False)
         return jvm, files

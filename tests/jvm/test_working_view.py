@@ -348,11 +348,13 @@ def test_view_that_needs_more_files_than_may_be_open_is_not_damaged(
 @pytest.mark.timeout(240)
 def test_configuration_of_a_query_that_runs_is_not_forgotten(classes: Path) -> None:
     """Catches a query that cannot commit any more, since 256 others were looked at meanwhile."""
-    forgotten, *kept = run_java(classes, "engine.HadoopFilesCheck").splitlines()
+    forgotten, kept, readers, *own = run_java(classes, "engine.HadoopFilesCheck").splitlines()
 
     assert "belongs to no query of this JVM" in forgotten
-    assert len(kept) == 1
-    assert '"ok"' in kept[0]
+    assert '"ok"' in kept
+    assert "no.such.FileSystem" in readers
+    assert len(own) == 1
+    assert '"ok"' in own[0]
 
 
 @pytest.mark.timeout(240)

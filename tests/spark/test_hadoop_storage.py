@@ -61,7 +61,7 @@ def files(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
     )
     server = jvm.io.statestore.engine.FileServer()
     for checkpoint in (CHECKPOINT, *QUERIES):
-        server.register(checkpoint, configuration)
+        server.register(checkpoint, configuration, True)
     found = ShimFiles(server.port(), server.token())
     yield found
     found.close()

@@ -44,13 +44,13 @@ final class EnginePool private[engine] (settings: EngineSettings) {
   /** Remove a scratch file, or a directory with all that is in it. Never raises. */
   def removeScratch(file: File): Unit = ScratchDirectory.deleteTree(file.toPath)
 
-  /** Let engines open files of a checkpoint with the Hadoop configuration of its query. */
-  def register(checkpoint: String, configuration: Configuration): Unit =
-    files.register(checkpoint, configuration)
+  /** Let engines open files of a checkpoint with a Hadoop configuration; see `HadoopFiles`. */
+  def register(checkpoint: String, configuration: Configuration, isOfQuery: Boolean): Unit =
+    files.register(checkpoint, configuration, isOfQuery)
 
   /** Do so again where the configuration was forgotten meanwhile; see `HadoopFiles`. */
-  def keepRegistered(checkpoint: String, configuration: Configuration): Unit =
-    files.keepRegistered(checkpoint, configuration)
+  def keepRegistered(checkpoint: String, configuration: Configuration, isOfQuery: Boolean): Unit =
+    files.keepRegistered(checkpoint, configuration, isOfQuery)
 
   /** Begin to start the engines, so that the first call need not wait for it. Does not wait. */
   def startInBackground(): Unit = engines.foreach(_.startInBackground())

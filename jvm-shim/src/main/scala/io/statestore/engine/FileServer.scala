@@ -47,13 +47,13 @@ private[engine] final class FileServer {
   /** Where it listens, as an engine or an operation is told. */
   def address: ObjectNode = Json.obj().put("port", port).put("token", token)
 
-  /** Use the Hadoop configuration of the query that has this checkpoint. */
-  def register(checkpoint: String, configuration: Configuration): Unit =
-    files.register(checkpoint, configuration)
+  /** Use a Hadoop configuration for a checkpoint; see `HadoopFiles`. */
+  def register(checkpoint: String, configuration: Configuration, isOfQuery: Boolean): Unit =
+    files.register(checkpoint, configuration, isOfQuery)
 
   /** Do so again where the configuration was forgotten meanwhile. */
-  def keepRegistered(checkpoint: String, configuration: Configuration): Unit =
-    files.keepRegistered(checkpoint, configuration)
+  def keepRegistered(checkpoint: String, configuration: Configuration, isOfQuery: Boolean): Unit =
+    files.keepRegistered(checkpoint, configuration, isOfQuery)
 
   /** End all connections. Requests under way may still take effect. */
   def close(): Unit = synchronized {

@@ -33,19 +33,27 @@ final class HadoopFiles {
     }
 
   /**
-   * Use the Hadoop configuration of the query that has this checkpoint. Those that were not used
-   * for longest are forgotten when there are very many: a query says before each call that its own
-   * is to be kept.
+   * Use a Hadoop configuration for a checkpoint: that of the query that has it, or of who reads it
+   * where no query runs. Those that were not used for longest are forgotten when there are very
+   * many: a store says before each call that its own is to be kept.
    */
-  def register(checkpoint: String, configuration: Configuration): Unit = synchronized {
-    registered.put(checkpoint, new Registered(configuration))
-    ()
-  }
+  def register(checkpoint: String, configuration: Configuration, isOfQuery: Boolean): Unit =
+    synchronized {
+      registered.put(checkpoint, new Registered(configuration, isOfQuery))
+      ()
+    }
 
-  /** Register a configuration again where that of its checkpoint was forgotten. */
-  def keepRegistered(checkpoint: String, configuration: Configuration): Unit = synchronized {
-    if (registered.get(checkpoint) == null) register(checkpoint, configuration)
-  }
+  /**
+   * Register a configuration again where that of its checkpoint was forgotten; that of a query
+   * also where who reads the checkpoint has registered another one since.
+   */
+  def keepRegistered(checkpoint: String, configuration: Configuration, isOfQuery: Boolean): Unit =
+    synchronized {
+      val known = registered.get(checkpoint)
+      if (known == null || isOfQuery && !known.isOfQuery) {
+        register(checkpoint, configuration, isOfQuery)
+      }
+    }
 
   /**
    * Answer one request of docs/protocol.md, "Calls of an engine". Never raises.
@@ -251,7 +259,7 @@ object HadoopFiles {
       extends IOException(cause.getMessage, cause)
 
   /** A query's configuration, and what writes its files, which keeps connections. */
-  private final class Registered(val configuration: Configuration) {
+  private final class Registered(val configuration: Configuration, val isOfQuery: Boolean) {
     private[this] val managers = new ConcurrentHashMap[String, CheckpointFileManager]()
 
     def manager(path: Path): CheckpointFileManager = {

@@ -93,9 +93,8 @@ private[statestore] object Leases extends Logging {
       }
     }
 
-  /** Whether a query run that has stores here holds a lease of a checkpoint. */
-  def areHeld(checkpoint: String): Boolean =
-    held.asScala.exists { case ((of, _), lease) => of == checkpoint && lease.isHeld }
+  /** Whether a query run that has stores here may write into a checkpoint. */
+  def areKept(checkpoint: String): Boolean = held.keySet.asScala.exists(_._1 == checkpoint)
 
   @tailrec
   private def begin(context: StoreContext, isCommit: Boolean): Lease = {

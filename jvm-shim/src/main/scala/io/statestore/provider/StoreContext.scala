@@ -61,7 +61,7 @@ private[statestore] final class StoreContext(
     val pool = Engines.forOptions(options)
     val checkpoint = storeId.checkpointRootLocation
     // A reader's session may have other settings: a query that runs here goes on with its own.
-    if (isOfQuery || !Leases.areHeld(checkpoint)) pool.register(checkpoint, hadoopConf)
+    if (isOfQuery || !Leases.areKept(checkpoint)) pool.register(checkpoint, hadoopConf, isOfQuery)
     pool
   }
 
@@ -153,7 +153,7 @@ private[statestore] final class StoreContext(
 
   def call(request: ObjectNode): ObjectNode =
     try {
-      engines.keepRegistered(storeId.checkpointRootLocation, hadoopConf)
+      engines.keepRegistered(storeId.checkpointRootLocation, hadoopConf, isOfQuery)
       engines.call(directory, request)
     } catch {
       case e: EngineReportedException if e.kind == "driver-lost" =>

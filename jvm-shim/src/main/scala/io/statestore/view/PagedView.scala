@@ -100,8 +100,8 @@ private[statestore] final class PagedView(
     }
     val entry = new Undo.Changed(into, change.length)
     log.entries += entry
-    takeIn(into, change, entry, areNew = false)
-    takeIn(into, change, entry, areNew = true)
+    if (change.numNew < change.length) takeIn(into, change, entry, areNew = false)
+    if (change.numNew > 0) takeIn(into, change, entry, areNew = true)
   }
 
   private def takeIn(
