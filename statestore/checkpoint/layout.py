@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, cast
 
 from statestore.codec.references import FileKind, StoreName
@@ -112,7 +112,7 @@ class StoreLocation:
     root: str
     store: StoreName
     body: FileBody = "arrows"
-    commits: QueryLog | None = field(default=None, compare=False)
+    commits: QueryLog | None = None
 
     @property
     def directory(self) -> str:

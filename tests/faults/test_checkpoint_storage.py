@@ -466,3 +466,27 @@ def test_files_of_a_load_stay_until_they_are_read(make_shim, tmp_path):
     loaded = engine.call("load", **shims[0].load())
     cached = set(paths[0].parent.iterdir())
     assert {Path(file["path"]) for file in loaded["files"]} == cached
+
+
+def test_reader_of_a_copy_does_not_bring_its_commit_log(make_shim, tmp_path):
+    """Catches a committed version that a late attempt replaces, since a copy's log has it not."""
+    shim = make_shim()
+    engine = Engine(shim.scratch)
+    commit_all(engine, shim, 1)
+    first = shim.parent
+    shim.commit(engine, rows(2))
+    shutil.copytree(tmp_path / "ck", tmp_path / "copy")
+    (tmp_path / "ck/commits").mkdir()
+    for batch in (0, 1):
+        (tmp_path / "ck/commits" / str(batch)).write_text("v1\n{}")
+
+    another = Engine(shim.scratch)
+    reader = make_shim("", root=f"file:{tmp_path}/copy/state")
+    found = another.call("load", **reader.load(2, num_partitions=None))
+    late = make_shim("2")
+    late.parent, late.num_keys = first, 1
+    attempt = {**late.request(rows(9)), "checkpoint_id": "f" * 32}
+    error = error_of(another.request("commit", **attempt))
+
+    assert found["num_keys"] == 2
+    assert error["class"] == "FencedError"

@@ -386,6 +386,31 @@ def test_restart_with_another_number_rescales_first(make_lane: MakeLane) -> None
     assert reasons == {"the configuration asks for it"}
 
 
+@EXTENDED
+@pytest.mark.ours
+def test_number_is_not_for_queries_on_a_store_of_sparks(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Catches a session that goes on with another provider, and this package's number for ever."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.shuffle.partitions", "3")
+    session.conf.set(PARTITIONS, "5")
+    rates = session.readStream.format("rate-micro-batch").options(rowsPerBatch=1, numPartitions=1)
+    found = []
+    for provider in (PROVIDER, HDFS):
+        session.conf.set(PROVIDER_CLASS, provider)
+        directory = tmp_path / provider
+        counts = rates.load().groupBy("value").count().writeStream.outputMode("update")
+        query = counts.format("noop").option("checkpointLocation", str(directory)).start()
+        offsets = directory / "offsets" / "0"
+        wait_for(offsets.exists, "a batch")
+        query.stop()
+        conf = json.loads(offsets.read_text().splitlines()[1])["conf"]
+        found.append(conf["spark.sql.shuffle.partitions"])
+
+    assert found == ["5", "3"]
+
+
 @pytest.mark.ours
 def test_query_with_a_continuous_trigger_is_started_again(
     spark: SparkSession, tmp_path: Path

@@ -75,7 +75,7 @@ object QueryProviders {
         val conf = SparkVersion.sessionOf(query).sessionState.conf
         if (conf.contains(Key)) conf.setConf(SQLConf.STATE_STORE_PROVIDER_CLASS, of(conf))
         val asked = conf.getConfString(Partitions, "0").trim.toInt
-        if (asked > 0) conf.setConf(SQLConf.SHUFFLE_PARTITIONS, asked)
+        if (asked > 0 && isOurs(of(conf))) conf.setConf(SQLConf.SHUFFLE_PARTITIONS, asked)
         SparkVersion.keepJoinFormat(query)
       }
 
