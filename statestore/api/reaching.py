@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.options import StateStoreOptions
-from statestore.io.hadoop_process import HADOOP_PREFIXES, HadoopProcess, use
+from statestore.io.hadoop_process import HADOOP_PREFIXES, shared_process, use
 from statestore.io.local import temporary_directory
 from statestore.io.place import Place
 from statestore.io.storage import absolute_uri, is_hadoop
@@ -151,7 +151,7 @@ class Reach:
         """Open Hadoop's file systems by the options, or by the session, in calls within a block."""
         files: HadoopFiles | None = None
         if self.hadoop_conf:
-            files = _hadoop_process(frozenset(self.hadoop_conf.items()))
+            files = shared_process(self.hadoop_conf)
         elif (spark := self.spark) is not None:
             files = DriverFiles(lambda: spark)
         return nullcontext() if files is None else use(files)
@@ -187,9 +187,3 @@ class Reach:
         place = stack.enter_context(self.opened())
         with self.using():
             return stack.enter_context(open_checkpoint(place))
-
-
-@cache
-def _hadoop_process(conf: frozenset[tuple[str, str]]) -> HadoopProcess:
-    """Return the JVM of a configuration, which is started once and ends with this process."""
-    return HadoopProcess(dict(conf))

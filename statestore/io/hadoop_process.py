@@ -16,6 +16,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -35,6 +36,15 @@ MAIN_CLASS = "io.statestore.engine.HadoopProcess"
 _HADOOP = "spark.hadoop."
 HADOOP_PREFIXES = (_HADOOP, "spark.jars")
 """How the keys begin that a Spark configuration has for Hadoop's file systems."""
+_SETTINGS = (
+    "HADOOP_CONF_DIR",
+    "HADOOP_USER_NAME",
+    "KRB5CCNAME",
+    "SPARK_CONF_DIR",
+    "SPARK_HOME",
+    "YARN_CONF_DIR",
+)
+"""Variables of the environment that decide which files a JVM opens, and as whom."""
 _READY = b"READY "
 _POLL_S = 0.02
 _ENDING_S = 0.5
@@ -221,13 +231,28 @@ def find_spark_submit() -> Path:
 
 
 _ALL: WeakSet[HadoopProcess] = WeakSet()
-_PROCESS = HadoopProcess()
 _IN_USE: ContextVar[HadoopFiles | None] = ContextVar("_IN_USE", default=None)
 
 
 def hadoop_files() -> HadoopFiles:
     """Return the files of `use`, or those of a JVM of this process."""
-    return _IN_USE.get() or _PROCESS
+    return _IN_USE.get() or shared_process()
+
+
+def shared_process(conf: Mapping[str, str] | None = None) -> HadoopProcess:
+    """Return the process of a configuration, and of the environment's settings as they are now.
+
+    Each is one for this process, and ends with it.
+    """
+    settings = tuple(os.environ.get(name) for name in _SETTINGS)
+    return _shared_process(frozenset((conf or {}).items()), settings)
+
+
+@cache
+def _shared_process(
+    conf: frozenset[tuple[str, str]], _settings: tuple[str | None, ...]
+) -> HadoopProcess:
+    return HadoopProcess(dict(conf))
 
 
 @contextmanager

@@ -209,6 +209,25 @@ def test_copy_at_the_same_path_of_another_file_system_is_refused(tmp_path, mount
         Checkpoint(f"{file_system}//data/x/../ck/").rescale(2)
 
 
+def test_environment_of_a_call_decides_where_its_directory_is(tmp_path, monkeypatch):
+    """Catches a program that goes from cluster to cluster, and changes the first one each time."""
+    name = uuid.uuid4().hex
+    for place in ("prod", "test"):
+        (tmp_path / place / "ck").mkdir(parents=True)
+        write_checkpoint(tmp_path / place / "ck", [{"default": {("a", 1): (1, "b")}}] * 2)
+        (tmp_path / f"{place}-conf").mkdir()
+        (tmp_path / f"{place}-conf" / "core-site.xml").write_text(
+            f"<configuration><property><name>fs.viewfs.mounttable.{name}.link./data</name>"
+            f"<value>{(tmp_path / place).as_uri()}</value></property></configuration>"
+        )
+    for place, number in (("prod", 3), ("test", 5), ("prod", 4)):
+        monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path / f"{place}-conf"))
+        Checkpoint(f"viewfs://{name}/data/ck").rescale(number)
+
+    made = [Checkpoint(tmp_path / place / "ck").info.num_partitions for place in ("prod", "test")]
+    assert made == [4, 5]
+
+
 def test_new_directory_is_reached_by_the_options_of_its_object(tmp_path, mounted, monkeypatch):
     """Catches options that an object was given, and that are dropped where it is a destination."""
     file_system, conf = mounted
@@ -221,7 +240,7 @@ def test_new_directory_is_reached_by_the_options_of_its_object(tmp_path, mounted
     with closing(HadoopProcess(conf)) as files:
         asked = []
         monkeypatch.setattr(
-            "statestore.api.reaching._hadoop_process", lambda of: asked.append(dict(of)) or files
+            "statestore.api.reaching.shared_process", lambda of: asked.append(dict(of)) or files
         )
         savepoint = checkpoint.savepoint(there(Savepoint, "savepoint")).made
         checkpoint.retain_savepoint(there(Savepoint, "kept"))
