@@ -27,7 +27,7 @@ final class FindingStateStoreProvider
 /** @param found what is found, by column family; None finds nothing */
 sealed abstract class NoStateStoreProvider(found: Option[ConcurrentHashMap[String, UnsafeRow]])
     extends UnwrittenStateStoreProvider {
-  override protected def open(version: Long): StateStore =
+  private[bench] override def open(version: Long): UnwrittenStore =
     new EmptyStore(stateStoreId, version, found)
 }
 

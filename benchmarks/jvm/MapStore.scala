@@ -29,7 +29,7 @@ final class MapStateStoreProvider extends UnwrittenStateStoreProvider {
     families.create(StateStore.DEFAULT_COL_FAMILY_NAME, spec)
   }
 
-  override protected def open(version: Long): StateStore =
+  private[bench] override def open(version: Long): UnwrittenStore =
     new MapStore(stateStoreId, version, families)
 
   override def supportedCustomMetrics: Seq[StateStoreCustomMetric] = Seq(MapFamilies.CallNanos)

@@ -28,7 +28,7 @@ abstract class UnwrittenStateStoreProvider extends StateStoreProvider {
   /** Takes how the keys of the default column family are laid out. */
   protected def begin(spec: KeyStateEncoderSpec): Unit = ()
 
-  protected def open(version: Long): StateStore
+  private[bench] def open(version: Long): UnwrittenStore
 
   override def stateStoreId: StateStoreId = storeId
 
@@ -36,15 +36,20 @@ abstract class UnwrittenStateStoreProvider extends StateStoreProvider {
       version: Long,
       uniqueId: Option[String],
       forceSnapshotOnCommit: Boolean,
-      loadEmpty: Boolean): StateStore = open(version)
+      loadEmpty: Boolean): StateStore = {
+    val store = open(version)
+    store.base = uniqueId
+    store
+  }
 
   override def close(): Unit = ()
 }
 
-private abstract class UnwrittenStore extends StateStore {
+private[bench] abstract class UnwrittenStore extends StateStore {
   private var committed = false
 
-  /** Of the checkpoint format whose versions have IDs; the other takes no notice. */
+  /** IDs of the version before and of this one, in the checkpoint format that has them. */
+  var base: Option[String] = None
   private lazy val checkpointId = UUID.randomUUID.toString
 
   protected def end(): Unit
@@ -65,5 +70,5 @@ private abstract class UnwrittenStore extends StateStore {
     keys.iterator.map(get(_, colFamilyName))
 
   override def getStateStoreCheckpointInfo(): StateStoreCheckpointInfo =
-    StateStoreCheckpointInfo(id.partitionId, version + 1, Some(checkpointId), None)
+    StateStoreCheckpointInfo(id.partitionId, version + 1, Some(checkpointId), base)
 }
