@@ -75,11 +75,15 @@ def read_table(path: Path) -> Table:
 
 
 def plot(path: Path) -> None:
-    """Draw plot.png beside a table.md: one panel a metric, one bar a provider."""
+    """Draw plot.png beside a table.md: one panel a metric that it has, one bar a provider."""
     table = read_table(path)
-    figure, axes = plt.subplots(3, 2, figsize=(12, 9.5))
-    for axis, (metric, title) in zip(axes.flat, PANELS.items(), strict=True):
-        _draw_panel(axis, title, table.get(metric, {}))
+    panels = [(title, table[metric]) for metric, title in PANELS.items() if metric in table]
+    num_rows = max(1, -(-len(panels) // 2))
+    figure, axes = plt.subplots(num_rows, 2, figsize=(12, 0.5 + 3 * num_rows), squeeze=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, (title, bars) in zip(axes.flat, panels, strict=False):
+        _draw_panel(axis, title, bars)
     figure.suptitle("Medians of one run; a shorter bar is better")
     figure.tight_layout(h_pad=2)
     figure.savefig(path.with_name("plot.png"), dpi=100)
