@@ -8,9 +8,11 @@ from then on nothing else may grow either: the memory and the open files of JVM 
 files of the checkpoint and of the scratch directories. Flat means that the median of a figure over
 the last third of the batches is at most GROWTH times that over the middle third, plus a slack of
 its own: generous, since garbage collectors and allocators give back what they like, but a leak of a
-few hundred bytes a batch does not hide in two thousand. With `--off-heap` rows lie outside of the
-JVM's heap, in so many MiB of Spark's memory. Retention holds when the newest versions
+few hundred bytes a batch does not hide in two thousand. Retention holds when the newest versions
 can be read and have all rows, and versions that are long expired cannot.
+
+With `--off-heap` rows lie outside of the JVM's heap, in so many MiB of Spark's memory; there are
+more of them, and a run where none does fails.
 """
 
 from __future__ import annotations

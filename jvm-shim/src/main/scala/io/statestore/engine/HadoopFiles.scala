@@ -258,7 +258,7 @@ object HadoopFiles {
   private final class DirectoryGoneException(cause: FileNotFoundException)
       extends IOException(cause.getMessage, cause)
 
-  /** A query's configuration, and what writes its files, which keeps connections. */
+  /** A query's or a reader's configuration, and what writes its files, which keeps connections. */
   private final class Registered(val configuration: Configuration, val isOfQuery: Boolean) {
     private[this] val managers = new ConcurrentHashMap[String, CheckpointFileManager]()
 

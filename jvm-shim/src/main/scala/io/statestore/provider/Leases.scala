@@ -93,8 +93,8 @@ private[statestore] object Leases extends Logging {
       }
     }
 
-  /** Whether a query run that has stores here may write into a checkpoint. */
-  def areKept(checkpoint: String): Boolean = held.keySet.asScala.exists(_._1 == checkpoint)
+  /** Whether a query run that has stores here may write, also where its lease has expired. */
+  def hasWriter(checkpoint: String): Boolean = held.keySet.asScala.exists(_._1 == checkpoint)
 
   @tailrec
   private def begin(context: StoreContext, isCommit: Boolean): Lease = {

@@ -61,7 +61,9 @@ private[statestore] final class StoreContext(
     val pool = Engines.forOptions(options)
     val checkpoint = storeId.checkpointRootLocation
     // A reader's session may have other settings: a query that runs here goes on with its own.
-    if (isOfQuery || !Leases.areKept(checkpoint)) pool.register(checkpoint, hadoopConf, isOfQuery)
+    if (isOfQuery || !Leases.hasWriter(checkpoint)) {
+      pool.register(checkpoint, hadoopConf, isOfQuery)
+    }
     pool
   }
 
