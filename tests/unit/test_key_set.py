@@ -1,6 +1,7 @@
 """Many keys, and bytes looked for in bytes: against Python's own sets and `in`."""
 
 import random
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -97,3 +98,23 @@ def test_needles_are_found_wherever_they_lie(num_needles, are_words):
         assert found.is_in(memoryview(hay[:at] + needle + hay[at:]))
         inside = hay[:at] + b"x" + needle + b"y" + hay[at:]
         assert found.is_in(memoryview(inside)) != are_words
+
+
+@pytest.mark.parametrize("num_others", [0, 30])
+def test_needles_are_words_though_others_begin_or_overlap_them(num_others: int) -> None:
+    """Catches a key that is overlooked because a shorter one, asked for with it, is its begin."""
+    rng = random.Random(random.getrandbits(64))
+    others = {rng.randbytes(9).hex().encode() for _ in range(num_others)}
+    for _ in range(300):
+        needles = {
+            bytes(rng.choices(b"ab-", k=rng.randint(4, 7))) for _ in range(rng.randint(1, 4))
+        }
+        hay = bytes(rng.choices(b"ab-", k=rng.randint(0, 60)))
+        words = re.compile(
+            b"|".join(rb"(?<![\w])%s(?![\w])" % re.escape(each) for each in sorted(needles))
+        )
+
+        found = Needles(needles | others, are_words=True).is_in(memoryview(hay))
+
+        assert found == (words.search(hay) is not None), (needles, hay)
+        assert Needles(needles | others).is_in(memoryview(hay)) == any(n in hay for n in needles)

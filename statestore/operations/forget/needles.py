@@ -18,6 +18,7 @@ _PIECE_BYTES = 16 * 1024 * 1024
 _TABLE_BITS = 24
 _IN_TEXT = "surrogateescape"
 _WORD = frozenset(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz")
+_END = b"(?![0-9A-Z_a-z])"
 
 
 class Needles:
@@ -34,7 +35,8 @@ class Needles:
         self._pattern = None
         if 0 < len(self._needles) <= _FEW:
             found = b"|".join(map(re.escape, sorted(self._needles)))
-            self._pattern = re.compile(found)
+            # Of a needle that begins another one the longer is tried as well.
+            self._pattern = re.compile(b"(?:%s)%s" % (found, _END if are_words else b""))
         self._lengths = sorted({len(needle) for needle in self._needles})
         self._begins = np.zeros(0, bool)
         if len(self._needles) > _FEW:
@@ -48,10 +50,10 @@ class Needles:
     def is_in(self, data: memoryview) -> bool:
         """Return whether one of them is in some bytes."""
         if self._pattern is not None:
-            return any(
-                self._is_whole(data, match.start(), match.end())
-                for match in self._pattern.finditer(data)
-            )
+            match = self._pattern.search(data)
+            while match and not self._is_whole(data, match.start(), match.end()):
+                match = self._pattern.search(data, match.start() + 1)
+            return match is not None
         return any(
             bytes(data[start : start + length]) in self._needles
             and self._is_whole(data, start, start + length)
