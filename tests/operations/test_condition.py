@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -293,6 +295,10 @@ ROWS = pa.RecordBatch.from_pylist(
         ("value = 7", "different kinds"),
         ("key.window = 7", "different kinds"),
         ("(count = 7) = 1", "different kinds"),
+        ("count = 9007199254740993e0", "number='9007199254740993'"),
+        ("count IN (7, -1E+19)", "by its first digits"),
+        ("count BETWEEN 1 AND 1e16", "by its first digits"),
+        ("count = 12345678901234567890123456789012345678.5", "by its first digits"),
         ("count = '5.5'", "numbers without quotes"),
         ("count BETWEEN '6.5' AND 8", "numbers without quotes"),
         ("ratio > '0'", "numbers without quotes"),
@@ -410,3 +416,50 @@ def test_times_are_compared_with_all_that_a_text_says_or_refused(
     else:
         found = Condition(text).rows(rows).tolist()
         assert found == [number for number, holds in enumerate(expected) if holds]
+
+
+WIDE = 12345678901234567890123456789012345678
+NUMBERS = pa.RecordBatch.from_pylist(
+    [
+        {"id": b"ann", "wide": Decimal(WIDE), "price": Decimal("1.10"), "fee": Decimal("1.10")},
+        {"id": b"616e6e", "wide": Decimal(WIDE - 1), "price": Decimal("1.11"), "fee": None},
+    ],
+    schema=pa.schema(
+        {
+            "id": pa.binary(),
+            "wide": pa.decimal128(38, 0),
+            "price": pa.decimal128(20, 2),
+            "fee": pa.decimal128(15, 2),
+        }
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("id = '616e6e'", "hex(key.id) = '00FF'"),
+        ("id IN ('ann', 'bob')", "hex(key.id) = '00FF'"),
+        ("hex(id) = '616E6E'", [0]),
+        (r"id = '\x61nn'::BLOB", [0]),
+        (f"wide = {WIDE}", [0]),
+        (f"wide > {WIDE - 1} AND wide > 1e9", [0]),
+        (f"wide = {WIDE}.0", "by its first digits"),
+        (f"wide >= {WIDE // 10}e1", "by its first digits"),
+        ("price = 1.1", [0]),
+        ("price = 1.1e0", [0]),
+        ("price < 1e13", "by its first digits"),
+        ("price::DOUBLE < 1e13", [0, 1]),
+        ("price * 1.5 < 1e3", [0, 1]),
+        ("fee::DOUBLE IN (10000000000, 1e20)", []),
+        ("octet_length(id) = -(9007199254740993e0)", "number='-9007199254740993'"),
+        ("fee = 1.1e0", [0]),
+    ],
+)
+def test_a_value_is_none_of_its_neighbours_and_bytes_are_no_text(text: str, rows: Any) -> None:
+    """Catches a row that goes because its key is next to the one that was meant."""
+    if isinstance(rows, list):
+        assert Condition(text).rows(NUMBERS).tolist() == rows
+        return
+    with pytest.raises(InvalidArgumentError, match=re.escape(rows)):
+        Condition(text).rows(NUMBERS)

@@ -317,10 +317,19 @@ def test_a_date_expires_when_its_day_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("age", "said"), [(7, "an age is a timedelta"), (timedelta(days=999_999), "no time is so old")]
+    ("age", "said"),
+    [
+        (7, "an age is a timedelta"),
+        (timedelta(days=999_999), "no time is so old"),
+        (timedelta(days=-7), "no duration of at least a second"),
+        (timedelta(0), "no duration of at least a second"),
+    ],
 )
 def test_an_age_that_is_none_is_refused(sessions: str, age: Any, said: str) -> None:
-    """Catches an AttributeError for seconds in place of a timedelta, or an OverflowError."""
+    """Catches an AttributeError for seconds in place of a timedelta, or an OverflowError.
+
+    And an age of the wrong sign, by which rows of tomorrow are old.
+    """
     with pytest.raises(InvalidArgumentError, match=said):
         Checkpoint(sessions).edit(expire="value.window.end", older_than=age, dry_run=True)
 

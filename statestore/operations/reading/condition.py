@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -91,7 +92,7 @@ _SHAPES = re.compile(
     r"|(?P<time>\bTIME(_[A-Z]+)?\b)"
 )
 """Types that may be compared with each other, by the name of their group."""
-_TYPED_AS_TEXT = {"VARCHAR", "moment", "time", "INTERVAL", "BLOB"}
+_TYPED_AS_TEXT = {"VARCHAR", "moment", "time", "INTERVAL"}
 """Types that text in single quotes may be compared with: DuckDB makes it one, or refuses it."""
 _DAY, _ZONED = "DATE", "TIMESTAMP WITH TIME ZONE"
 _CUTS = re.compile(f"{_DAY}|TIMESTAMP(_[A-Z]+)?")
@@ -100,8 +101,12 @@ _CUT = """
     SELECT text FROM (SELECT unnest(?::VARCHAR[]) AS text)
     WHERE TRY_CAST(text AS TIMESTAMPTZ) <> TRY_CAST(TRY_CAST(text AS {}) AS TIMESTAMPTZ) LIMIT 1
 """
+_EXACT = re.compile(r"U?(BIG|HUGE)INT|DECIMAL\((1[6-9]|[23][0-9]),(?P<scale>[0-9]+)\)")
+"""Numbers with more digits than a DOUBLE has."""
+_MOST_EXACT = 10**15
+"""Numbers of fewer digits are each a DOUBLE of its own."""
 _QUOTED = re.compile("""'[^']*'|"[^"]*\"""")
-_TEXT, _LOGICAL, _NULL = "VARCHAR", "BOOLEAN", '"NULL"'
+_TEXT, _BINARY, _LOGICAL, _NULL = "VARCHAR", "BLOB", "BOOLEAN", '"NULL"'
 
 
 class Condition:
@@ -270,13 +275,35 @@ class Condition:
         }
         others = shapes - {"literal", _NULL}
         if len(others) > 1 or ("literal" in shapes and others - _TYPED_AS_TEXT):
+            is_binary = others == {_BINARY}
             raise InvalidArgumentError(
                 "values of different kinds are compared",
                 condition=self._text,
                 types=", ".join(types),
-                to_fix="write numbers without quotes, and text in single quotes: '007' is not 7; "
+                to_fix="compare binary with the digits that `statestore read` shows, in capitals: "
+                "hex(key.id) = '00FF'"
+                if is_binary
+                else "write numbers without quotes, and text in single quotes: '007' is not 7; "
                 "or cast one of them",
             )
+        numbers = [*map(_number, group)]
+        exact = [
+            found
+            for number, kind in zip(numbers, types, strict=True)
+            if number is None and (found := _EXACT.fullmatch(kind))
+        ]
+        digits = 10 ** max((int(found["scale"] or 0) for found in exact), default=0)
+        for number, kind in zip(numbers, types, strict=True):
+            if exact and number and kind == "DOUBLE" and abs(number) * digits >= _MOST_EXACT:
+                raise InvalidArgumentError(
+                    "a number is compared by its first digits alone: DuckDB takes it for a DOUBLE, "
+                    "and neighbours of it are equal",
+                    condition=self._text,
+                    number=str(number),
+                    types=", ".join(types),
+                    to_fix="write it without an exponent, and with no more digits than the column "
+                    "has; or cast the column: key.id::DOUBLE",
+                )
 
     def _require_whole(self, group: list[Node], types: list[str]) -> None:
         """Check that no text loses a time of day, or an offset, as it becomes a day or a time."""
@@ -423,6 +450,17 @@ def _check_function(node: Node, text: str) -> None:
 
 def _is_text(node: Node, kind: str) -> bool:
     return node["class"] == "CONSTANT" and kind == _TEXT
+
+
+def _number(node: Node) -> Decimal | None:
+    """Return the number that a literal is, with its sign; None of anything else."""
+    signed = node.get("arguments", ()) if node.get("function_name") in ("+", "-") else ()
+    if len(signed) == 1:
+        number = _number(signed[0]["expression"])
+        return -number if number is not None and node["function_name"] == "-" else number
+    literal = node["literal"] if node["class"] == "CONSTANT" else {}
+    is_number = literal.get("kind") in ("INTEGER", "NUMERIC")
+    return Decimal(literal["text"].replace("_", "")) if is_number else None
 
 
 def _shape(kind: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from statestore.codec.column_family import DEFAULT_FAMILY
+from statestore.core.durations import require_duration
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.reading.condition import Condition
 from statestore.operations.reading.read import row_schema
@@ -29,9 +30,9 @@ def expiry_condition(
         clock: Tells now.
 
     Raises:
-        InvalidArgumentError: No age is given, or one beyond year 1; there is no such column, or it
-            is no time; or the operator has several stores or state variables, of which rows belong
-            together.
+        InvalidArgumentError: No age is given, one below a second or beyond year 1; there is no such
+            column, or it is no time; or the operator has several stores or state variables, of
+            which rows belong together.
     """
     families = [family for shape in shapes for family in shape.new.column_families]
     if [family.name for family in families] != [DEFAULT_FAMILY]:
@@ -49,6 +50,7 @@ def expiry_condition(
             to_fix="give older_than, such as timedelta(days=7)",
         )
     if isinstance(older_than, timedelta):
+        require_duration("older_than", older_than)
         try:
             older_than = datetime.fromtimestamp(clock.now_ms() / 1000, UTC) - older_than
         except OverflowError:
