@@ -29,6 +29,8 @@ MIN_RETAINED = 2
 """Versions of a store that are retained at least: a failed batch starts from the one before."""
 LASTS_MS = 3600 * 1000
 _RENEWALS = 3  # in the time a pin lasts
+_RETRIES = 3  # of single stores
+_RETRY_S = 60.0
 _MAX_REQUESTS_AT_ONCE = 8
 
 
@@ -83,19 +85,32 @@ def pinned(locations: Sequence[StoreLocation], version: int, pin_id: str) -> Ite
         with suppress(StateStoreError):
             location.io.delete(location.path(name))
 
-    def write_all() -> None:
-        try:
-            with ThreadPoolExecutor(_MAX_REQUESTS_AT_ONCE) as pool:
-                list(pool.map(write, locations))
-        except StateStoreError as error:
-            logger.warning("a version may be expired while it is read: error=%s", error)
+    def write_all(of: Sequence[StoreLocation]) -> list[StoreLocation]:
+        """Write the pins of some stores; return those that have none."""
+        with ThreadPoolExecutor(_MAX_REQUESTS_AT_ONCE) as pool:
+            writing = [pool.submit(write, location) for location in of]
+        errors = [one.exception() for one in writing]
+        left = [location for location, error in zip(of, errors, strict=True) if error]
+        if left:
+            logger.warning(
+                "a version may be expired while it is read: version=%d stores=%d without_pin=%d "
+                "error=%s", version, len(locations), len(left), next(filter(None, errors)),
+            )  # fmt: skip
+        return left
 
-    def renew() -> None:
-        while not is_over.wait(LASTS_MS / _RENEWALS / 1000):
-            write_all()
+    def renew(left: list[StoreLocation]) -> None:
+        while True:
+            # Where every call is refused, the storage cannot be written.
+            for _ in range(_RETRIES if len(left) < len(locations) else 0):
+                if left and is_over.wait(_RETRY_S):
+                    return
+                left = write_all(left) if left else []
+            if is_over.wait(LASTS_MS / _RENEWALS / 1000):
+                return
+            left = write_all(locations)
 
-    write_all()
-    renewing = threading.Thread(target=renew, name="pins", daemon=True)
+    first = write_all(locations)
+    renewing = threading.Thread(target=renew, args=(first,), name="pins", daemon=True)
     renewing.start()
     try:
         yield

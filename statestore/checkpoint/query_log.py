@@ -11,6 +11,7 @@ import json
 import posixpath
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from statestore.core.errors import CorruptionError, FencedError, NotFoundError
@@ -22,6 +23,7 @@ from statestore.core.json_fields import (
     to_items,
     to_text,
 )
+from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,8 +62,15 @@ def read_text(io: FileIO, path: str) -> str:
 
 
 def read_bytes(io: FileIO, path: str) -> bytes:
-    """Return a small file as it is; errors as `read_text`, but for damage."""
-    return io.read_tail(path, _MAX_BYTES)[0]
+    """Return a file as it is, in one request if it is small; errors as `read_text`, but for damage.
+
+    Spark's compacted log of a source has a line for each file that it ever read.
+    """
+    data, size = io.read_tail(path, _MAX_BYTES)
+    if len(data) == size:
+        return data
+    with named_errors("read a file of the checkpoint", path):
+        return Path(io.fetch(path)).read_bytes()
 
 
 def write_text(io: FileIO, path: str, text: str, *, overwrite: bool) -> None:

@@ -85,8 +85,8 @@ def trailer_of(io: FileIO, path: str, end: tuple[bytes, int] | None = None) -> t
         end: Its last bytes and its size, where they were read.
     """
     tail, size = end or io.read_tail(path, TAIL_BYTES)
-    needed = trailer_length(tail, size, path) + END_LENGTH
-    if needed > len(tail):
+    # More than twice only where another attempt of format v1 replaces the file in between.
+    while (needed := trailer_length(tail, size, path) + END_LENGTH) > len(tail):
         tail, size = io.read_tail(path, needed)
     return decode_trailer(tail, size, path), size
 
@@ -156,8 +156,9 @@ def missing_version(
             directory=location.directory,
             checkpoint=_BACKENDS[others[0].body],
             query=_BACKENDS[location.body],
-            to_fix="set spark.sql.streaming.stateStore.providerClass back to the provider of the "
-            f"{_BACKENDS[others[0].body]} backend",
+            to_fix="put the entry of the newest batch in offsets back from a copy: it names the "
+            "provider, and the session's key does not count; another backend is had by "
+            "statestore restore CHECKPOINT NEW --backend BACKEND",
         )
     if not parsed:
         refusal = other_provider_error(location, names)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import parse_lease_name
 from statestore.checkpoint.lease import INTERVALS, FoundLease, Holder, Lease, QueryProgress
 from statestore.checkpoint.placement import require_own_state
-from statestore.core.errors import IncompatibleError, InUseError, ProtocolError, StateStoreError
+from statestore.core.errors import InUseError, ProtocolError, StateStoreError, StorageError
 from statestore.core.process import find_process
 from statestore.engine.storages import checkpoint_uri
 
@@ -55,7 +56,7 @@ class QueryLeases:
             IncompatibleError: The checkpoint names the state of another (kind other-checkpoint);
                 the lease was dropped.
             CorruptionError, StorageError: A lease, or the file that names the place of the state,
-                cannot be read; the storage failed.
+                cannot be read; the storage failed. One that was to be taken was dropped.
         """
         lease_id = request.get("id", str)
         progress = QueryProgress.from_json(request.get_optional("query", dict))
@@ -114,9 +115,9 @@ class QueryLeases:
             return self._held.setdefault(lease_id, made)
 
     def _take(self, request: Request, lease: Lease, progress: QueryProgress | None) -> None:
-        files = lease.take(progress)
-        now_ms = files[lease.name].modified_ms if lease.name in files else self._clock.now_ms()
         try:
+            files = lease.take(progress)
+            now_ms = files[lease.name].modified_ms if lease.name in files else self._clock.now_ms()
             self._require_no_operation(lease, files, now_ms)
             elsewhere = self._storages.open_state_elsewhere(request)
             if elsewhere is not None:
@@ -126,10 +127,11 @@ class QueryLeases:
                     *elsewhere,
                     lambda uri: self._storages.open_directory(uri, request),
                 )
-        except (InUseError, IncompatibleError):
-            lease.drop()
+        except StateStoreError:
             with self._lock:
                 self._held = {name: held for name, held in self._held.items() if held is not lease}
+            with suppress(StorageError):  # it expires
+                lease.drop()
             raise
         lease.leases.forget_old(files, now_ms)
 

@@ -172,3 +172,20 @@ def test_checkpoint_that_cannot_be_written_is_copied_without_pins(query, tmp_pat
 
     assert read_rows(str(tmp_path / "copy")) == query.expected()
     assert "may be expired while it is read" in caplog.text
+
+
+def test_every_other_store_is_pinned_where_one_cannot_be(query, caplog):
+    """Catches one failed call that leaves all the stores after it without a pin."""
+
+    class OneReadOnly(LocalFileIO):
+        def write(self, path, data, *, sync, overwrite):
+            if path.endswith(".pin") and "/state/0/0/" in path:
+                raise StorageError("read-only", path=path, to_fix="mount it otherwise")
+            super().write(path, data, sync=sync, overwrite=overwrite)
+
+    place = place_of(query.path, options=OPTIONS, io=OneReadOnly())
+    with open_checkpoint(place) as checkpoint:
+        with find_version(checkpoint, VERSION).pinned(RandomIds()):
+            assert len(pins(query)) == 2 * (1 + 4) - 1
+        assert pins(query) == []
+    assert "stores=10 without_pin=1" in caplog.text

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from statestore.checkpoint import query_log
 from statestore.checkpoint.query_log import (
     CommitEntry,
     OffsetsEntry,
@@ -71,3 +72,17 @@ def test_log_lists_numbers_only_and_takes_stale_checksums_away(tmp_path: Path) -
     assert not checksum.exists()
     log.delete(10)
     assert log.batches() == [0, 9]
+
+
+def test_file_larger_than_a_request_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a long log of a source, or a long history, of which a copy has the end alone."""
+    monkeypatch.setattr(query_log, "_MAX_BYTES", 50)
+    path = tmp_path / "9.compact"
+    for size in (49, 50, 51, 500):
+        data = b"v1\n" + b"x" * (size - 3)
+        path.write_bytes(data)
+
+        assert query_log.read_bytes(LocalFileIO(), str(path)) == data
+        assert query_log.read_text(LocalFileIO(), str(path)) == data.decode()

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from statestore.checkpoint.trailers import trailer_of
 from statestore.codec.references import FileRef, VersionRef
 from statestore.codec.rows import SCHEMA, Row
 from statestore.codec.state_file import StateFile, describe_stream
@@ -25,6 +26,7 @@ from statestore.core.errors import (
     InternalError,
     InvalidArgumentError,
 )
+from statestore.io.local import LocalFileIO
 from statestore.testing.deltas import write_stream
 from tests.state_files import ID, ROWS, G, seal, write_sealed
 
@@ -236,3 +238,27 @@ def test_trailer_longer_than_one_read_is_decoded(tmp_path):
     assert len(encode_trailer(written)) > 32_000
     assert StateFile(str(path)).trailer == written
     assert decode_trailer(raw, len(raw), "f") == written
+
+
+def test_trailer_is_that_of_the_file_that_replaced_another_meanwhile(tmp_path):
+    """Catches a whole file told as damaged, because another attempt's came between two reads."""
+    files = []
+    for number in (100, 400, 1000):
+        path = tmp_path / str(number)
+        length = write_stream(str(path), ROWS, G)
+        refs = tuple(
+            FileRef(f"{version}.delta.arrows", "delta", version, ID, ID, 10, 3)
+            for version in range(1, number)
+        )
+        files.append((seal(path, describe_stream(str(path), length, G), files=refs), path))
+
+    class Replaced(LocalFileIO):
+        def __init__(self):
+            self.left = [path for _, path in files]
+
+        def read_tail(self, path, num_bytes):
+            of = self.left.pop(0) if len(self.left) > 1 else self.left[0]
+            return super().read_tail(str(of), num_bytes)
+
+    written, path = files[-1]
+    assert trailer_of(Replaced(), "f") == (written, path.stat().st_size)
