@@ -274,7 +274,8 @@ def _check_heads(heads: Heads, num_partitions: int, *, is_single: bool) -> Trail
                 kind="not-rescalable",
                 store=str(trailer.store),
                 version=trailer.version,
-                to_fix="have every row hashed anew, or start the query with a new checkpoint",
+                to_fix="leave the number of state partitions as it is, or start the query with a "
+                "new checkpoint",
             )
         for name in ("version", "backend", "max_parallelism", "num_partitions"):
             if getattr(trailer, name) != getattr(of, name):

@@ -267,7 +267,8 @@ def _taken(info: SavepointInfo) -> str:
     metavar="NEW:NAME",
     multiple=True,
     callback=lambda *given: _pairs(given[2], "--add-operator takes NEW:NAME, such as 1:dedupe"),
-    help="Operator that begins with empty state, by Spark's short name. May be repeated.",
+    help="Operator that begins with empty state, by Spark's short name, not transformWithState. "
+    "May be repeated.",
 )
 @click.option(
     "--new-query-id",

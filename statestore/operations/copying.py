@@ -78,6 +78,7 @@ class Copy(Generic[Told]):
         ask: Called before what cannot be undone; a raise prevents it.
         pins: Whether the version is held back from retention meanwhile.
         says: What `metadata` says beside, until the directory is whole.
+        keeps: Directories of a target that was begun before which stay there.
     """
 
     operation: str
@@ -98,6 +99,7 @@ class Copy(Generic[Told]):
     ask: Callable[[], None] = unasked
     pins: bool = True
     says: Mapping[str, str] = field(default_factory=dict)
+    keeps: tuple[str, ...] = ()
 
     @property
     def source(self) -> OpenCheckpoint:
@@ -192,7 +194,7 @@ class Copy(Generic[Told]):
         with (
             self.version.pinned(self.target.ids) if self.pins else nullcontext(),
             begin_directory(
-                self.target, self.operation, self.source.uri, self.ask, self.says
+                self.target, self.operation, self.source.uri, self.ask, self.says, self.keeps
             ) as target,
         ):
             # First, since nothing pins them.
@@ -206,12 +208,17 @@ class Copy(Generic[Told]):
             made |= write_added(state, self._added_stores, made.values())
             # The names of what follows are the same for whoever else might write the directory.
             target.check_mine()
-            # With an operator that is new, Spark writes the metadata of all in its first batch.
-            if not self.operators.added:
-                kept = self.operators.kept.items()
-                copied = {old: new for old, new in kept if old not in self.remade}
-                newest = max(self.version.offsets)
-                copy_operators(self.source, target, copied, self.num_partitions, newest)
+            # With an operator that is new, Spark writes the metadata of all in its first batch. By
+            # that of version 2 it finds the schemas of what there is.
+            kept = self.operators.kept.items()
+            copied = {
+                old: new
+                for old, new in kept
+                if old not in self.remade
+                and (not self.operators.added or self.source.operator(old).has_families)
+            }
+            newest = max(self.version.offsets)
+            copy_operators(self.source, target, copied, self.num_partitions, newest)
             self._write_logs(target, made)
             version = self.version.version
             result = {"state_files": self.state_files}

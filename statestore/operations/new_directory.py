@@ -44,7 +44,7 @@ from statestore.operations.metadata_file import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Set
+    from collections.abc import Callable, Collection, Iterator, Mapping, Set
 
     from statestore.core.clock import Clock
     from statestore.core.ids import IdSource
@@ -171,6 +171,7 @@ def begin_directory(
     source: str,
     ask: Callable[[], None] = unasked,
     says: Mapping[str, str] | None = None,
+    keeps: Collection[str] = (),
 ) -> Iterator[NewDirectory]:
     """Begin a new checkpoint or savepoint, or begin one anew that was never finished.
 
@@ -181,6 +182,7 @@ def begin_directory(
         ask: Called before what cannot be undone, such as each request that clears; a raise
             prevents it.
         says: What `metadata` says beside, until the directory is whole.
+        keeps: Directories in it that stay when it is cleared.
 
     Guarantee: until `NewDirectory.finish` returns, no query starts from the directory and nothing
     takes it for a savepoint. Only a directory that says, directly before, that this very operation
@@ -217,7 +219,7 @@ def begin_directory(
             scratch = f"{path}/{TEMPORARY_PREFIX}{ids.new_id()}"
         begun = NewDirectory(uri, io, path, mark, scratch, clock, ids, ask)
         if was_begun:
-            _clear(begun)
+            _clear(begun, keeps)
         Path(scratch).mkdir()
         try:
             with named_disk_errors(scratch, work):
@@ -229,8 +231,8 @@ def begin_directory(
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _clear(begun: NewDirectory) -> None:
-    """Delete everything in a directory but `metadata`, though its last writer may not know yet.
+def _clear(begun: NewDirectory, keeps: Collection[str]) -> None:
+    """Delete what `_clear_once` does, though the directory's last writer may not know yet.
 
     Raises:
         FencedError: As `check_mine`: such as of a last writer that stood still, and then finished.
@@ -238,10 +240,10 @@ def _clear(begun: NewDirectory) -> None:
     """
     for _ in range(_CLEARINGS - 1):
         with suppress(StorageError):
-            _clear_once(begun.io, begun.path, begun.check_mine)
+            _clear_once(begun.io, begun.path, begun.check_mine, keeps)
             return
         begun.clock.sleep_ms(_BETWEEN_CLEARINGS_MS)
-    _clear_once(begun.io, begun.path, begun.check_mine)
+    _clear_once(begun.io, begun.path, begun.check_mine, keeps)
 
 
 def _read_metadata_bytes(io: TreeFileIO, path: str) -> bytes | None:
@@ -250,17 +252,20 @@ def _read_metadata_bytes(io: TreeFileIO, path: str) -> bytes | None:
     return None
 
 
-def _clear_once(io: TreeFileIO, path: str, ask: Callable[[], None]) -> None:
+def _clear_once(
+    io: TreeFileIO, path: str, ask: Callable[[], None], keeps: Collection[str] = ()
+) -> None:
     """Delete everything but `metadata` and leases: of a checkpoint that is replaced one is held.
 
     Args:
         io: Storage of the directory.
         path: The directory there.
         ask: Called directly before each request that deletes; a raise prevents it.
+        keeps: Names of directories that stay, too.
     """
     leases = lease_directory(f"{path}/state")
     for name in io.list_directories(path):
-        if f"{path}/{name}" != leases:
+        if f"{path}/{name}" != leases and name not in keeps:
             io.delete_tree(f"{path}/{name}", ask)
     for info in io.list(path):
         if info.name != METADATA_NAME:

@@ -24,6 +24,7 @@ OPERATOR_NAMES = (
     "transformWithStateInPySparkExec",
 )
 """Spark's short names of the operators whose state these backends keep."""
+_KEYED = "transformWithState"
 JOIN_STORES = tuple(
     f"{side}-{store}"
     for side in ("left", "right")
@@ -57,8 +58,9 @@ class OperatorMap:
             operators: IDs of the savepoint's operators.
 
         Raises:
-            InvalidArgumentError: An operator is named that there is not, one is both mapped and
-                dropped, or the query's operators would not be numbered 0, 1, 2 … without a gap.
+            InvalidArgumentError: An operator is named that there is not, or that cannot be added;
+                one is both mapped and dropped; or the query's operators would not be numbered 0, 1,
+                2 … without a gap.
         """
         self._check(operators)
         kept = {old: self.moved.get(old, old) for old in operators if old not in self.dropped}
@@ -98,7 +100,16 @@ class OperatorMap:
                     "no operator of Spark has this short name",
                     operator=operator,
                     name=name,
-                    to_fix=f"use one of {', '.join(OPERATOR_NAMES)}",
+                    to_fix="use one of "
+                    + ", ".join(each for each in OPERATOR_NAMES if not each.startswith(_KEYED)),
+                )
+            if name.startswith(_KEYED):
+                raise InvalidArgumentError(
+                    "Spark begins this operator in batch 0 of a query alone: it then reads schemas "
+                    "of state variables that nobody has written",
+                    operator=operator,
+                    name=name,
+                    to_fix="start the query of the new code with a new checkpoint",
                 )
 
 

@@ -117,19 +117,21 @@ def rehash(batch: pa.RecordBatch, of: Trailer | StoreState, max_parallelism: int
         name = of.store.name
         before = compute_key_groups(keys, name, family, of.max_parallelism)
         if not of.rescalable or not np.array_equal(before, stored[of_family]):
-            raise not_where_they_belong(of.store, family.name)
+            raise not_where_they_belong(of, family.name)
         groups[of_family] = compute_key_groups(keys, name, family, max_parallelism)
     hashed: pa.Array[Any] = from_numpy(groups, pa.uint16())
     columns: list[pa.Array[Any]] = [hashed, *batch.columns[1:]]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def not_where_they_belong(store: StoreName, column_family: str) -> IncompatibleError:
+def not_where_they_belong(
+    of: Trailer | StoreState, column_family: str | None = None
+) -> IncompatibleError:
     """Return the error for rows that are in another state partition than their keys say."""
     return IncompatibleError(
         "rows of a store are not where their keys belong",
         kind="not-rescalable",
-        store=str(store),
+        store=str(of.store),
         column_family=column_family,
         to_fix="report it with the query's stateful operators; nothing was changed",
     )

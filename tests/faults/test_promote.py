@@ -593,3 +593,26 @@ def test_one_whose_lease_has_expired_clears_no_more(made, tmp_path, does):
     (before,) = seen
     left = files_below(world.root / "checkpoint")
     assert {path for path in before if not path.startswith("statestore-leases")} == set(left)
+
+
+def test_what_repairs_have_set_aside_stays(made, tmp_path):
+    """Catches log entries that a repair keeps, and that a promote or its way back deletes."""
+    original, old, new = made
+    entry = "checkpoint/statestore-repair/3/commits/3"
+    (original / entry).parent.mkdir(parents=True)
+    (original / entry).write_text("v1")
+
+    for step in count(0, 3):
+        world = World(original, tmp_path / "world")
+        was_killed = is_killed(_promote_and_die, world, step)
+        world.end_process()
+        if world.stands == "refused":
+            assert (world.root / entry).read_text() == "v1"
+            Trial(world.root / "trial").drop()
+            assert world.stands == old
+        else:
+            Trial(world.root / "trial").promote(world.root / "before")
+            assert world.stands == new
+        assert (world.root / entry).read_text() == "v1"
+        if not was_killed:
+            break

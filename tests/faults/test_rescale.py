@@ -365,6 +365,23 @@ def test_state_that_does_not_follow_its_keys_is_refused(tmp_path):
     assert newest(made.path, "offsets") == 2
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_rows_that_cannot_be_hashed_anew_are_refused_before_any_is(tmp_path, dry_run):
+    """Catches a plan that says yes, and hours of writing before the rescale says no."""
+    made = make(tmp_path, operators=OPERATORS[:2])
+    for path in Path(made.path, "state/1").rglob("*.delta.*"):
+        trailer = SealedFile(str(path)).trailer
+        os.truncate(path, trailer.body_length)
+        append_trailer(str(path), replace(trailer, rescalable=False))
+    before = sorted(Path(made.path, "state").rglob("*"))
+
+    with pytest.raises(IncompatibleError) as raised:
+        Checkpoint(made.path).rescale(6, dry_run=dry_run)
+
+    assert raised.value.kind == "not-rescalable"
+    assert sorted(Path(made.path, "state").rglob("*")) == before
+
+
 def test_other_provider_is_refused(tmp_path):
     """Catches a rescale of a checkpoint whose state files are Spark's."""
     made = make(tmp_path)

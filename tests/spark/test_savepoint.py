@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from .harness import (
     wait_for,
 )
 from .queries import one_input, single
+from .state_variables import changing
 from .test_examples import FIRST_FILE_TIME_S, read_edits, sums
 
 pytestmark = [
@@ -235,6 +237,41 @@ def test_operator_that_is_new_begins_empty_and_others_are_renumbered(make_lane: 
     for key, count in map(_key_and_count, fresh.batches[max(fresh.batches)]):
         totals[key] = totals.get(key, 0) + count
     assert dict(map(_key_and_count, changed.batches[max(changed.batches)])) == totals
+
+
+@pytest.mark.needs("row-api")
+def test_operator_is_added_beside_one_with_state_variables(make_lane: MakeLane) -> None:
+    """Catches a checkpoint that no Spark starts: metadata names the schemas of variables."""
+    (first,), (second,) = one_input(1, 1)
+
+    def deduplicated(session: SparkSession, streams: Mapping[str, DataFrame]) -> DataFrame:
+        return of.build(session, {"events": streams["events"].dropDuplicates(["key", "value"])})
+
+    of = changing("")
+    both = replace(of, name="changing distinct", build=deduplicated)
+    lane, fresh = make_lane(of), make_lane(both)
+    lane.run(first)
+    savepoint = Checkpoint(lane.checkpoint).savepoint(lane.root / "savepoint").made
+    fresh.run(first)
+    (dedupe,) = (int(p.parts[-3]) for p in fresh.checkpoint.glob("state/*/_metadata/metadata"))
+
+    savepoint.restore(
+        lane.root / "restored",
+        map_operators={0: 1 - dedupe},
+        add_operators={dedupe: "dedupe"},
+    )
+    lane.checkpoint, lane.query = lane.root / "restored", both
+    lane.run(second)
+
+    before, after = (
+        {row["key"]["key"]: row["value"]["n"] for row in of.rows("count").read().to_pylist()}
+        for of in (savepoint, Checkpoint(lane.checkpoint))
+    )
+    assert before
+    assert after.keys() >= before.keys()
+    assert sum(after.values()) > sum(before.values())
+    with pytest.raises(InvalidArgumentError, match="batch 0 of a query alone"):
+        savepoint.restore(lane.root / "new", add_operators={1: "transformWithStateExec"})
 
 
 def _key_and_count(row: str) -> tuple[str, int]:

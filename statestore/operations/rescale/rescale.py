@@ -31,7 +31,12 @@ from statestore.core.key_groups import check_not_chosen, check_range, default_ma
 from statestore.operations.batches import find_rescale, read_own_batch
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
 from statestore.operations.in_use import is_query_running
-from statestore.operations.rehashing import rehash, rehash_effort, rehash_store
+from statestore.operations.rehashing import (
+    not_where_they_belong,
+    rehash,
+    rehash_effort,
+    rehash_store,
+)
 from statestore.operations.rescale.results import Rescale, StoreRescale, UndoRescale, Way
 from statestore.operations.rescale.undo import Undo
 from statestore.operations.result import no_progress
@@ -220,6 +225,9 @@ class _Rescaling:
         made_of = None
         if not is_single and max_parallelism % self._num_partitions:
             way, max_parallelism = "rehash", default_max_parallelism(self._num_partitions)
+            for head in heads.values():
+                if not head.trailer.rescalable:
+                    raise not_where_they_belong(head.trailer)
         else:
             made_of = rescaling.plan_rescale(heads, self._num_partitions, is_single=is_single)
         check_not_chosen(self._checkpoint.options.max_parallelism, max_parallelism)

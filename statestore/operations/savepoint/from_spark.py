@@ -258,7 +258,7 @@ def _checked_rows(given: StoreState, max_parallelism: int, work: Work) -> Iterat
         for row in np.flatnonzero(owners != given.store.partition).tolist():
             number = batch.column(1)[row].as_py()
             (name,) = (family.name for family in own.column_families if family.id == number)
-            raise not_where_they_belong(given.store, name)
+            raise not_where_they_belong(given, name)
         is_same = given.max_parallelism == max_parallelism
         yield batch if is_same else rehash(batch, own, max_parallelism)
 

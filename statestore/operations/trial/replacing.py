@@ -6,7 +6,8 @@ the first change to the last: no query starts between, nor does any other operat
 1. a savepoint of the old
 2. the record says PROMOTING, and where the savepoint is
 3. `metadata` of the checkpoint, under its lease: before that it is the old, untouched
-4. everything in it is deleted, and a copy of the branch made, its state files shared where they can
+4. everything in it but what repairs have set aside is deleted, and a copy of the branch made, its
+   state files shared where they can
 5. `metadata` again, with the ID of the old query: it is the new
 6. the record says PROMOTED
 
@@ -50,6 +51,7 @@ from statestore.operations.savepoint.savepoint import open_savepoint, take_savep
 from statestore.operations.trial.alone import require_unchanged
 from statestore.operations.trial.branching import require_same_input
 from statestore.operations.trial.record import HISTORY, State, write_record
+from statestore.operations.upkeep.repair import ASIDE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -278,7 +280,9 @@ def _fill(
         passing = Linked.between(source, place)
         copy = same_shape(operation, version, place, passing, becomes, query_id=record.query_id)
         files = {history_path("")[1:]: history}
-        replace(copy, files=files, ask=use.require_held, says=says).run(progress)
+        # What repairs have taken out of the logs is in no copy.
+        keeps = (ASIDE,)
+        replace(copy, files=files, ask=use.require_held, says=says, keeps=keeps).run(progress)
 
 
 def _is_replaced(branch: Place, before: bytes | None, now: bytes | None) -> bool:
