@@ -30,6 +30,7 @@ from .harness import (
     FORMAT_2,
     LEASES,
     NO_CHANGELOG,
+    ROCKSDB,
     Lane,
     Query,
     assert_not_startable,
@@ -47,8 +48,9 @@ from .queries import (
     SESSION_APPEND,
     WITH_SCHEMAS,
     in_runs,
+    one_input,
 )
-from .state_variables import COMPARED, EVENT_TIME, everything
+from .state_variables import CHANGES, COMPARED, EVENT_TIME, changing, everything
 
 pytestmark = pytest.mark.skipif(not OURS, reason="no session with the jar")
 
@@ -341,3 +343,19 @@ def test_what_the_demo_makes_goes_to_sparks_provider(spark: SparkSession, tmp_pa
     of_ours = checkpoint.sql(sold).read().to_pylist()
     assert found == {(row["shop"], row["product"]): row["count"] for row in of_ours}
     assert sum(found.values()) == NUM_BATCHES * SALES_A_BATCH
+
+
+@pytest.mark.needs("row-api")
+@pytest.mark.needs("to-spark-rocksdb")
+def test_rows_equal_never_converted_when_a_variable_was_deleted(make_lane: MakeLane) -> None:
+    """Catches a way back that is closed for ever: Spark leaves the indexes of what it deletes."""
+    plan = [[files] for (files,) in one_input(1, 1, 1)]
+    lane, reference = make_lane(changing("")), make_lane(changing(""), ROCKSDB)
+    for number, files in enumerate(plan):
+        if number == 2:
+            _convert(lane, "spark-rocksdb")
+        for one in (lane, reference):
+            one.query = changing(CHANGES[min(number, 1)])
+            one.run(*files)
+
+    assert_same(reference, lane)

@@ -102,7 +102,8 @@ private[convert] final class CopySide(
   private def declare(store: CopiedStore, opened: StateStore): Unit =
     try {
       val expected = store.others.map(_.name).toSet + store.default.name
-      val foreign = SparkVersion.familiesOf(opened) -- expected
+      val foreign = (SparkVersion.familiesOf(opened) -- expected)
+        .filterNot(CopySide.isIndexWithoutState)
       if (foreign.nonEmpty) {
         throw new IOException(
           "a store has column families that the schema of its newest version has not: " +
@@ -161,6 +162,14 @@ private[convert] final class CopySide(
 
 private object CopySide {
   val HdfsBacked = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+
+  private val Indexes = Set("$ttl", "$min", "$count", "$rowCounter")
+
+  /**
+   * Whether a column family that no schema names is an index of a state variable that is gone, or
+   * was made again without it: Spark's `deleteIfExists` deletes the variable alone.
+   */
+  def isIndexWithoutState(name: String): Boolean = Indexes(name.takeWhile(_ != '_'))
 }
 
 /** Copies and compares one store, in one task. */
