@@ -346,6 +346,18 @@ def test_view_that_needs_more_files_than_may_be_open_is_not_damaged(
 
 
 @pytest.mark.timeout(240)
+def test_rows_that_do_not_fit_outside_of_the_heap_are_not_loaded_by_every_scan(
+    classes: Path, tmp_path: Path
+) -> None:
+    """Catches every batch that reads all rows twice, and takes the memory of others, in vain."""
+    short, enough = run_java(classes, "rocksdb.LoadsInVainCheck", str(tmp_path)).split()
+
+    # Of 40 scans the first, and then one more when they have cost 2, 4, 8 and 16 times as much.
+    assert short == "loads=5"
+    assert enough == "loads=1"
+
+
+@pytest.mark.timeout(240)
 def test_configuration_of_a_query_that_runs_is_not_forgotten(classes: Path) -> None:
     """Catches a query that cannot commit any more, since 256 others were looked at meanwhile."""
     forgotten, kept, readers, *own = run_java(classes, "engine.HadoopFilesCheck").splitlines()

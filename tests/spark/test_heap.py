@@ -26,6 +26,7 @@ from statestore.store.table import Table
 
 from .conftest import EXTENDED, MakeLane
 from .harness import (
+    FORMAT_2,
     HDFS,
     HEAP,
     NUM_PARTITIONS,
@@ -125,10 +126,13 @@ def test_state_may_grow_to_the_limit_and_not_beyond(
     assert lane.batches == first.batches
 
 
-def test_killed_memory_is_told_by_name(make_lane: MakeLane, application_root: Path) -> None:
+@pytest.mark.parametrize("conf", [{}, FORMAT_2], ids=["format 1", "format 2"])
+def test_killed_memory_is_told_by_name(
+    make_lane: MakeLane, application_root: Path, conf: dict[str, str]
+) -> None:
     """Catches a query that hangs, goes on from nothing, or cannot be told to."""
     query = replace(AGGREGATION, plan=one_input(2, 2))
-    lane, unharmed = make_lane(query, HEAP), make_lane(query, HDFS)
+    lane, unharmed = make_lane(query, HEAP, conf), make_lane(query, HDFS)
     run_plan(unharmed)
     lane.run(*query.plan[0])
     lane.feed(*query.plan[1])

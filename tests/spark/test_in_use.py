@@ -39,6 +39,7 @@ from .queries import AGGREGATION, one_input
 pytestmark = pytest.mark.ours
 
 INTERVAL_MS = 500
+IDLE_REPORTS = "spark.sql.streaming.noDataProgressEventInterval"
 LEASE_INTERVAL = f"{STATE_STORE}.lease.intervalMs"
 ROOT = Path(__file__).parents[2]
 
@@ -71,6 +72,7 @@ def test_running_query_is_in_use_until_it_stops(lane: Lane, spark: SparkSession)
     """Catches an idle query that is overlooked, and a stopped one that is not forgotten."""
     first, second, third = lane.query.plan
     lane.feed(*first)
+    lane.conf[IDLE_REPORTS] = "1000"
     handle = lane.start(available_now=False, name="clicks by <shop>")
     try:
         wait_for(lambda: len(lane.batches) == len(first), "the batches", timeout_s=60)
@@ -100,9 +102,12 @@ def test_running_query_is_in_use_until_it_stops(lane: Lane, spark: SparkSession)
             return (found.batch, found.rows) if found and found.known_by == "progress" else None
 
         def reported() -> tuple[int, int]:
-            return handle.lastProgress["batchId"], handle.lastProgress["numInputRows"]
+            ran = [each for each in handle.recentProgress if "addBatch" in each["durationMs"]]
+            return ran[-1]["batchId"], ran[-1]["numInputRows"]
 
+        wait_for(lambda: "addBatch" not in handle.lastProgress["durationMs"], "an idle report")
         wait_for(lambda: rates() == reported(), "rates in the lease")
+        assert reported()[0] == len(first) - 1
         told = Checkpoint(lane.checkpoint).query
         assert (told.is_running, told.name) == (True, "clicks by <shop>")
         assert told.query_id == str(handle.id)

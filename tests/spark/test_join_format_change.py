@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -13,7 +14,7 @@ from statestore.core.errors import IncompatibleError
 from .conftest import EXTENDED, PROVIDER, MakeLane
 from .harness import FILESYSTEM, HEAP, ROCKSDB, ROCKSDB_BACKEND, Lane, run_plan
 from .join_formats import V1, V2, join_in, pinned, rows_in_order
-from .queries import in_runs
+from .queries import in_runs, two_inputs
 
 pytestmark = [
     pytest.mark.ours,
@@ -129,6 +130,29 @@ def _rows(lane: Lane, without_flags: bool) -> dict[str, list[str]]:
                 row["value"].pop("matched", None)
         found[name] = sorted(map(repr, rows))
     return found
+
+
+@pytest.mark.few(2)
+def test_rows_from_before_there_was_a_watermark_have_their_times(make_lane: MakeLane) -> None:
+    """Catches rows under drawn times, which no watermark takes and no interval finds."""
+    first, *rest = two_inputs(1, 1, 1)
+    without = replace(join_in("inner", "always", "3"), plan=[first])
+    with_watermark = replace(join_in("inner", "interval", "3"), plan=rest)
+    lane, reference = make_lane(without), make_lane(without)
+    for one in (lane, reference):
+        one.run(*first)
+        one.query = with_watermark
+        one.run(*rest[0])
+    assert lane.batches == reference.batches
+
+    to_format_4(lane)
+    found = Checkpoint(lane.checkpoint).rows("left-keyWithTsToValues").read().to_pylist()
+    times = {row["key"]["__event_time"] for row in found}
+    for one in (lane, reference):
+        one.run(*rest[1])
+
+    assert min(times) > 10**15, "drawn"  # microseconds
+    assert rows_in_order(lane) == rows_in_order(reference)
 
 
 @pytest.mark.needs("to-spark-rocksdb")

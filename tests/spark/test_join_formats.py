@@ -7,12 +7,14 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 
 from statestore import Checkpoint
 
@@ -29,6 +31,7 @@ from .harness import (
     Lane,
     Query,
     run_plan,
+    wait_for,
 )
 from .join_formats import V1, V2, assert_same, join_in, pinned
 from .queries import JOIN_FORMAT, WATERMARK_DEDUP
@@ -205,6 +208,69 @@ def test_first_run_reads_nothing_with_trigger_once(make_lane: MakeLane) -> None:
 
     assert lane.batches[0] == []
     assert lane.batches[1]
+
+
+@GUARDED
+def test_source_that_starts_now_leaves_nothing_out_before_the_second_batch(
+    make_lane: MakeLane,
+) -> None:
+    """Catches input that comes between the batch that reads nothing and the one after it."""
+
+    class Reader(SimpleDataSourceStreamReader):
+        """Numbers, one in a line of a file, from where the file ended when it was first asked."""
+
+        def __init__(self, options: Mapping[str, str]) -> None:
+            self.path = options["path"]
+
+        def lines(self) -> list[str]:
+            return Path(self.path).read_text().split()
+
+        def initialOffset(self) -> dict[str, int]:
+            return {"at": len(self.lines())}
+
+        def read(self, start: dict[str, int]) -> Any:
+            lines = self.lines()
+            return iter([(int(line),) for line in lines[start["at"] :]]), {"at": len(lines)}
+
+        def readBetweenOffsets(self, start: Any, end: Any) -> Any:
+            return iter([(int(line),) for line in self.lines()[start["at"] : end["at"]]])
+
+    class Numbers(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "numbers"
+
+        def schema(self) -> str:
+            return "number BIGINT"
+
+        def simpleStreamReader(self, schema: Any) -> Reader:
+            return Reader(self.options)
+
+    lane = make_lane(JOIN_4)
+    session = lane.session()
+    session.dataSource.register(Numbers)
+    files = [lane.root / "left.txt", lane.root / "right.txt"]
+    for file in files:
+        file.write_text("1\n2\n")
+    left, right = (
+        session.readStream.format("numbers").option("path", str(file)).load() for file in files
+    )
+    rows: list[int] = []
+
+    def keep(frame: DataFrame, batch: int) -> None:
+        rows.extend(row.number for row in frame.collect())
+        for file in files if batch == 0 else ():
+            file.write_text("1\n2\n3\n4\n")
+
+    writer = left.join(right, "number").writeStream.foreachBatch(keep)
+    handle = writer.option("checkpointLocation", str(lane.checkpoint)).start()
+    try:
+        wait_for(lambda: rows, "what came while the batch ran that reads nothing")
+    finally:
+        handle.stop()
+
+    assert pinned(lane, 0)[0] == "4"
+    assert sorted(rows) == [3, 4]
 
 
 def _with_table(session: SparkSession, streams: Mapping[str, DataFrame]) -> DataFrame:

@@ -15,7 +15,16 @@ from statestore.operations.states import find_states
 from tests.seams import place_of
 
 from .conftest import BODY, PROVIDER, state_in_files, state_in_memory
-from .harness import HDFS, NUM_PARTITIONS, STATE_STORE, Lane, assert_same, engine_calls, run_plan
+from .harness import (
+    HDFS,
+    NUM_PARTITIONS,
+    STATE_STORE,
+    Lane,
+    assert_same,
+    engine_calls,
+    run_plan,
+    wait_for,
+)
 from .queries import AGGREGATION, JOIN, SESSION_APPEND, one_input
 
 pytestmark = pytest.mark.ours
@@ -101,6 +110,30 @@ def test_metrics_are_counted(lane: Lane) -> None:
     assert batches[-1]["statestoreVersionBytes"] > batches[-1]["statestoreDeltaBytes"]
     # In whole milliseconds, of which a commit may take none.
     assert sum(metrics["statestoreCommitEngineMs"] for metrics in batches) > 0
+
+
+@pytest.mark.needs("outlier-metrics")  # Spark 4.3, which tells while it idles what was before
+def test_what_there_is_is_told_while_the_query_idles(spark: SparkSession, tmp_path: Path) -> None:
+    """Catches a size of the state that is 0, and an alert that ends, as soon as no rows come."""
+    query = replace(AGGREGATION, plan=one_input(2))
+    conf = {"spark.sql.streaming.noDataProgressEventInterval": "500"}
+    lane = Lane(spark, query, PROVIDER, tmp_path, conf)
+    lane.feed(*query.plan[0])
+    handle = lane.start(available_now=False)
+    try:
+        wait_for(lambda: len(lane.batches) == len(query.plan[0]), "the batches")
+        wait_for(lambda: "addBatch" not in handle.lastProgress["durationMs"], "an idle report")
+        reports = handle.recentProgress
+    finally:
+        handle.stop()
+
+    ran = [each for each in reports if "addBatch" in each["durationMs"]][-1]
+    told, idle = (each["stateOperators"][0]["customMetrics"] for each in (ran, reports[-1]))
+    stays = {name for name in told if told[name] == idle[name] > 0}
+    assert stays >= {
+        "rocksdbNumExternalColumnFamilies", "statestoreVersionBytes", "statestoreEngineRssBytes"
+    }  # fmt: skip
+    assert idle["rocksdbPutCount"] == idle["statestoreDeltaBytes"] == 0 < told["rocksdbPutCount"]
 
 
 def test_one_engine_call_a_partition_a_batch(lane: Lane) -> None:

@@ -16,7 +16,7 @@ import org.apache.spark.SparkEnv
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.execution.streaming.state.{StatefulQuery, StateStoreId}
 import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
-import org.apache.spark.sql.streaming.StreamingQuery
+import org.apache.spark.sql.streaming.{StreamingQuery, StreamingQueryProgress}
 
 /**
  * The leases of this JVM, one for each query run that it has stores of, on the driver for each that
@@ -185,6 +185,7 @@ private[statestore] object Leases extends Logging {
     private val calling = new Object
     @volatile private var renewedAt: Option[Long] = None // nanoseconds, when the call was made
     @volatile private var refusal: EngineReportedException = _
+    private var ran: StreamingQueryProgress = _ // of the newest batch that was not an idle report
     private var hasWarned = false // that there is no engine, once until there is one
 
     daemon(() => keep()).start()
@@ -284,11 +285,15 @@ private[statestore] object Leases extends Logging {
     /** Adds the query's name, and of its newest progress what its files do not tell. */
     private def tell(query: StreamingQuery, request: ObjectNode): Unit = {
       val told = request.putObject("query").put("name", query.name)
-      Option(query.lastProgress).foreach { progress =>
-        told.put("batch", progress.batchId).put("rows", progress.numInputRows)
+      // While it is idle Spark reports the batch to come, with no rows, and rates of 0.
+      query.recentProgress.reverseIterator.find(_.durationMs.containsKey("addBatch"))
+        .foreach(ran = _)
+      if (ran != null) {
+        told.put("batch", ran.batchId).put("rows", ran.numInputRows)
+        val newest = query.lastProgress
         Seq(
-          "input_rows_per_second" -> progress.inputRowsPerSecond,
-          "processed_rows_per_second" -> progress.processedRowsPerSecond
+          "input_rows_per_second" -> newest.inputRowsPerSecond,
+          "processed_rows_per_second" -> newest.processedRowsPerSecond
         ).foreach { case (name, rate) => if (java.lang.Double.isFinite(rate)) told.put(name, rate) }
       }
     }

@@ -11,7 +11,7 @@ import org.apache.spark.sql.{SparkSession, SparkSessionExtensions, SparkSessionE
 import org.apache.spark.sql.catalyst.streaming.WriteToStream
 import org.apache.spark.sql.classic.{SparkSession => ClassicSession}
 import org.apache.spark.sql.execution.streaming.state.{
-  QueryProviders, StateStoreConf, StateStoreInternals}
+  QueryProviders, SparkVersion, StateStoreConf, StateStoreInternals}
 import org.apache.spark.sql.internal.SQLConf
 
 /**
@@ -57,6 +57,7 @@ private[statestore] object QueryStarts extends Logging {
   } {
     // Spark hides what is raised while it describes the plan, and asks again to run it.
     FileSinks.complete(query, session)
+    SparkVersion.beginSources(query)
     begun.add(query)
     if (StateStoreInternals.isEndless(query, session)) {
       logWarning(

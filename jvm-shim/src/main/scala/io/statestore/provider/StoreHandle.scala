@@ -193,7 +193,8 @@ private[statestore] final class StoreHandle(
     known.filterNot(_.sameLayout(wanted)).foreach { stored =>
       throw ShimErrors.schemaChanged(id, stored, wanted)
     }
-    if (families.get(colFamilyName).forall(_.family.valueSchemas != wanted.valueSchemas)) {
+    // Also where a description alone is another one: by it operations find the watermark's column.
+    if (families.get(colFamilyName).forall(_.family != wanted)) {
       ValueCodec.check(wanted)
       removed.remove(colFamilyName)
       open(wanted)

@@ -12,6 +12,9 @@ private[statestore] object StoreMetrics {
   private def time(name: String, what: String) = StateStoreCustomTimingMetric(name, what)
   private def size(name: String, what: String) = StateStoreCustomSizeMetric(name, what)
 
+  /** What stays as it is while no batch runs, where the others are 0 then. */
+  private def gauge(metric: StateStoreCustomMetric) = SparkVersion.gauge(metric)
+
   val GetCount = sum("rocksdbGetCount", "number of get and keyExists calls")
   val PutCount = sum("rocksdbPutCount", "number of put and merge calls")
   val FileSyncMs = time("rocksdbCommitFileSyncLatencyMs", "fsync of the delta and its directory")
@@ -22,30 +25,33 @@ private[statestore] object StoreMetrics {
   val ReplayFiles = sum("rocksdbNumReplayChangelogFiles", "deltas replayed")
   val BytesRead = size("rocksdbTotalBytesRead", "bytes of state files read by loads")
   val BytesWritten = size("rocksdbTotalBytesWritten", "bytes of deltas made durable")
-  val InternalKeys = sum("rocksdbNumInternalColFamiliesKeys", "rows in internal column families")
-  val ExternalFamilies = sum("rocksdbNumExternalColumnFamilies", "column families")
-  val InternalFamilies = sum("rocksdbNumInternalColumnFamilies", "internal column families")
+  val InternalKeys =
+    gauge(sum("rocksdbNumInternalColFamiliesKeys", "rows in internal column families"))
+  val ExternalFamilies = gauge(sum("rocksdbNumExternalColumnFamilies", "column families"))
+  val InternalFamilies = gauge(sum("rocksdbNumInternalColumnFamilies", "internal column families"))
   val ForceSnapshots = sum("rocksdbForceSnapshotCount", "snapshots asked for by Spark")
 
   val DeltaRows = sum("statestoreDeltaRows", "rows in the delta")
   val DeltaDeletes = sum("statestoreDeltaDeletes", "rows of the delta that delete a key")
   val DeltaBytes = size("statestoreDeltaBytes", "bytes of the published delta")
-  val VersionBytes = size("statestoreVersionBytes", "bytes of all files that make the version")
-  val EngineRss = size("statestoreEngineRssBytes", "resident memory of the engines")
-  val EngineRocksDB =
-    size("statestoreEngineRocksdbBytes", "block cache and write buffers of the engines' RocksDB")
+  val VersionBytes =
+    gauge(size("statestoreVersionBytes", "bytes of all files that make the version"))
+  val EngineRss = gauge(size("statestoreEngineRssBytes", "resident memory of the engines"))
+  val EngineRocksDB = gauge(
+    size("statestoreEngineRocksdbBytes", "block cache and write buffers of the engines' RocksDB"))
   val EngineMs = time("statestoreCommitEngineMs", "the engine call of the commit")
   val PublishMs = time("statestoreCommitPublishMs", "publishing the delta, fsync included")
   val ApplyMs = time("statestoreApplyMs", "applying the batch before to the view, after its tasks")
   val EngineCalls = sum("statestoreEngineCalls", "calls from the shim to the engine")
-  val SnapshotBytes = size("statestoreSnapshotBytes", "bytes of the newest snapshot")
+  val SnapshotBytes = gauge(size("statestoreSnapshotBytes", "bytes of the newest snapshot"))
   val SnapshotMs = time("statestoreSnapshotDurationMs", "time the newest snapshot took")
-  val Snapshots = sum("statestoreSnapshots", "snapshots published by the store's engine")
+  val Snapshots = gauge(sum("statestoreSnapshots", "snapshots published by the store's engine"))
   val FilesRead = sum("statestoreLoadedFiles", "state files read by loads")
   val RollBacks = sum("statestoreRollBacks", "previous version served again without a load")
   val OverlayBytes = size("statestoreOverlayBytes", "heap bytes of the batch's writes")
   val SpilledRuns = sum("statestoreSpilledRuns", "sorted runs the batch spilled to disk")
-  val NotRescalable = sum("statestoreNotRescalable", "stores whose rows fail the key-group check")
+  val NotRescalable =
+    gauge(sum("statestoreNotRescalable", "stores whose rows fail the key-group check"))
 
   // Since the reply before the one of this load or commit, requests in the background included.
   val StoragePuts = sum("statestoreStoragePuts", "requests to the storage that write")

@@ -38,7 +38,9 @@ private[statestore] abstract class ViewLoader(context: StoreContext) {
     val view = build(
       ViewVersion(
         version,
-        text(reply, "checkpoint_id"),
+        // Of a version that is lost, and taken for an empty one, the engine says no more than that.
+        // Spark compares what a batch began with to the commit log.
+        Option(text(reply, "checkpoint_id")).orElse(checkpointId).orNull,
         text(reply, "lineage"),
         reply.get("rescalable").asBoolean),
       reply.get("column_families").elements.asScala

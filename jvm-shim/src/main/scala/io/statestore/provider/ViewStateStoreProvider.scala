@@ -177,6 +177,12 @@ abstract class ViewStateStoreProvider(backend: String)
 
   override def close(): Unit = {
     closed = true
+    if (SparkVersion.closesUnderLock) ViewStateStoreProvider.background.execute(() => end())
+    else end()
+  }
+
+  /** Waits for a load that goes on, and for the engine, of which each may take long. */
+  private def end(): Unit = {
     lock.synchronized(drop())
     if (wasServed) {
       ViewHolders.closed(context.directory, this)

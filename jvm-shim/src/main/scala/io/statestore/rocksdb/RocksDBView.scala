@@ -182,9 +182,12 @@ private[statestore] final class RocksDBView(
 
     val cache =
       new RowCache(rowCacheBytes, if (path == null) noRows else null)
-    // Cost of reads of RocksDB, in rows of a scan, and number of rows that did not fit the cache.
+    // Cost of reads of RocksDB, in rows of a scan; loads since the last one that ended otherwise
+    // than for lack of memory; and number of rows that did not fit the cache, of which bytes.
     private var spent = 0L
+    private var inVain = 0
     private var tooMany = Long.MaxValue
+    private var tooManyFor = 0L
 
     private def noRows = new PagedFamily(family, outside = outside)
 
@@ -258,14 +261,21 @@ private[statestore] final class RocksDBView(
      */
     private def isLoaded(): Boolean = {
       val smallest = if (outside == null) SmallestRowBytes else IndexBytes
-      val most = math.min(tooMany / 2, cache.mostWhole / smallest)
-      if (spent >= knownRows && knownRows <= most) {
+      val fit = cache.mostWhole
+      // Of the rows, or what other caches have left, one may be another by now.
+      if (fit / 2 > tooManyFor) tooMany = Long.MaxValue
+      if (spent >= knownRows && knownRows <= math.min(tooMany / 2, fit / smallest)) {
         val view = openView()
         val ends = view.timesEnded
-        spent = 0L
         val areTooMany = cache.load(
           noRows, stored(null, null), knownRows, () => view.timesEnded == ends)
-        if (areTooMany) tooMany = knownRows
+        inVain = if (cache.all == null && !areTooMany) inVain + 1 else 0
+        // A load in vain has read rows, and taken memory from others: the next one waits longer.
+        spent = if (inVain == 0) 0L else -(knownRows << math.min(inVain, MostInVain))
+        if (areTooMany) {
+          tooMany = knownRows
+          tooManyFor = fit
+        }
       }
       cache.all != null
     }
@@ -293,6 +303,9 @@ private object RocksDBView {
 
   /** Heap of the smallest row, with its key, header and place in the index. */
   val SmallestRowBytes = 32L
+
+  /** A load in vain is tried again when reads have cost 2 to this power as much. */
+  val MostInVain = 10
 
   /** Heap of its place in the index, at least. */
   val IndexBytes = 6L

@@ -67,6 +67,8 @@ object SparkVersion extends SparkUntil41 {
       custom: Map[StateStoreCustomMetric, Long],
       store: OfStore): StateStoreMetrics = StateStoreMetrics(numKeys, memoryUsedBytes, custom)
 
+  override def closesUnderLock: Boolean = true
+
   override def validateRow(
       key: UnsafeRow,
       keySchema: StructType,

@@ -45,6 +45,30 @@ private[state] object FirstOffsets extends Logging {
     case _ => ()
   }
 
+  /**
+   * Asks each source where it starts, as Spark does for the first batch that reads, and has batch
+   * 0 end there: of batch 0 Spark asks none, and a source that starts "now" would leave out what
+   * comes until batch 1. Sources of the older interface cannot be asked. Where the run ends before
+   * batch 1, only sources that keep their start themselves, such as Kafka, have the same. Has to be
+   * called when the first batch of a run is planned.
+   */
+  def begin(query: StreamExecution): Unit = query match {
+    case batches: MicroBatchExecution =>
+      val isWithoutOffsets = batches.offsetLog.getLatest().exists {
+        case (0L, entry: OffsetSeq) => entry.offsets.forall(_.isEmpty)
+        case (0L, entry: OffsetMap) => entry.offsetsMap.values.forall(_.isEmpty)
+        case _ => false
+      }
+      if (isWithoutOffsets) {
+        val streams = batches.logicalPlan.collect {
+          case source: StreamingDataSourceV2ScanRelation => source.stream
+        }
+        val context = batches.getLatestExecutionContext()
+        context.endOffsets ++= streams.distinct.map(stream => stream -> stream.initialOffset())
+      }
+    case _ => ()
+  }
+
   /** As `MicroBatchExecution` has it. */
   private def isJoin(node: LogicalPlan): Boolean = node match {
     case join: Join => join.left.isStreaming && join.right.isStreaming

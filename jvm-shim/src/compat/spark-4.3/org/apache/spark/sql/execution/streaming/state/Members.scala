@@ -71,9 +71,23 @@ private[state] object OutlierMetric {
   val All: Seq[OutlierMetric] = Seq(Slowest, Largest)
 }
 
+/** A metric of which Spark tells the newest value, and not 0, while no batch runs. */
+private final case class Gauge(of: StateStoreCustomMetric) extends StateStoreCustomMetric {
+  override def name: String = of.name
+  override def desc: String = of.desc
+  override def isSnapshot: Boolean = true
+  override def withNewDesc(newDesc: String): Gauge = Gauge(of.withNewDesc(newDesc))
+  override def createSQLMetric(sparkContext: SparkContext): SQLMetric =
+    of.createSQLMetric(sparkContext)
+}
+
 /** The Spark that this jar is made for. */
 object SparkVersion extends SparkSince42 {
+  override def gauge(metric: StateStoreCustomMetric): StateStoreCustomMetric = Gauge(metric)
+
   override def keepJoinFormat(query: StreamExecution): Unit = FirstOffsets.write(query)
+
+  override def beginSources(query: StreamExecution): Unit = FirstOffsets.begin(query)
 
   override def metrics(
       numKeys: Long,

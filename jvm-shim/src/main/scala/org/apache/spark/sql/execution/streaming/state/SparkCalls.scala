@@ -28,6 +28,12 @@ trait SparkCalls {
       custom: Map[StateStoreCustomMetric, Long],
       store: OfStore): StateStoreMetrics
 
+  /** A metric as one that Spark goes on telling while no batch runs, where that is another. */
+  def gauge(metric: StateStoreCustomMetric): StateStoreCustomMetric = metric
+
+  /** Whether Spark closes a provider while no store of the executor can be opened. */
+  def closesUnderLock: Boolean = false
+
   /** Refuses a row that is not of the schemas, as Spark's own providers do. */
   def validateRow(
       key: UnsafeRow,
@@ -60,6 +66,9 @@ trait SparkCalls {
    * thread. Most Sparks ask no provider before.
    */
   def keepJoinFormat(@unused query: StreamExecution): Unit = ()
+
+  /** Has the sources of a query begin whose first batch reads none; see `keepJoinFormat`. */
+  def beginSources(@unused query: StreamExecution): Unit = ()
 
   /** Whether a node of a query's plan keeps state. */
   def isStateful(node: LogicalPlan): Boolean
