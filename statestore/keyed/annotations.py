@@ -78,7 +78,12 @@ def record_of(kind: Any) -> Record | None:
         )
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         named: Any = kind
-        return Record(hints_of(kind), True, _exactly(kind, tuple), named._make)
+        # A subclass may have annotations that are no fields.
+        found = hints_of(kind)
+        if not set(named._fields) <= found.keys():
+            return None
+        hints = {name: found[name] for name in named._fields}
+        return Record(hints, True, _exactly(kind, tuple), named._make)
     return None
 
 

@@ -89,7 +89,10 @@ def columns_of(
     """
     if isinstance(kind, str) and is_output:
         fields = _parse(kind)["fields"]
-        to_row = _to_named([each["name"] for each in fields])
+        names = [each["name"] for each in fields]
+        if len(set(names)) != len(names):
+            raise _no_type(kind)
+        to_row = _to_named(names)
         to_row = _to_zoned(to_row, [each["type"] for each in fields])
         return Columns(kind, _refusing(to_row, owner), tuple, tuple)
     try:

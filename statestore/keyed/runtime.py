@@ -204,8 +204,12 @@ class TimerService:
         return (repr(self.key), timestamp) not in self._deleted
 
     def current_watermark(self) -> int:
-        """Return the watermark of the batch; -1 unless the time mode is EventTime."""
-        return int(self.now.getCurrentWatermarkInMs())
+        """Return the watermark of the batch; -1 unless the time mode is EventTime.
+
+        Spark has one in ProcessingTime, too, where the frame has: no row was dropped by it.
+        """
+        is_event_time = self._time_mode == "EventTime"
+        return int(self.now.getCurrentWatermarkInMs()) if is_event_time else -1
 
     def current_processing_time(self) -> int:
         """Return when the batch began, the same for all its rows; -1 when the time mode is None."""

@@ -85,9 +85,11 @@ class StatefulSource(DataSource):
         """
 
     def notify_checkpoint_complete(self, elements: list[Element]) -> None:
-        """Let go of what is before the elements: no restart goes back behind them.
+        """Let go of what is before the elements: no restart of this checkpoint goes behind them.
 
-        Called in the driver when a later batch is planned; so not for the last batch of a run.
+        A savepoint that is restored, a repair to an older version, and a branch do: keep what the
+        oldest savepoint that may be restored needs. Called in the driver when a later batch is
+        planned; so not for the last batch of a run.
         """
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802

@@ -16,12 +16,14 @@ from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
+import pyarrow as pa
 from pyspark.errors import PySparkTypeError, PySparkValueError
 from pyspark.sql import Row
 from pyspark.sql import types as sql
 from pyspark.sql.streaming.stateful_processor import TimerValues
 
 from statestore.codec.python_values import to_pylist
+from statestore.codec.spark_types import parse_schema
 from statestore.core.errors import InvalidArgumentError
 from statestore.keyed.ddl import parse_ddl
 from statestore.keyed.runtime import TimeMode, whole_ms
@@ -237,7 +239,8 @@ class KeyedStore:
         self.now_ms = -1
         self.variables: dict[str, Variable] = {}
         self.timers: dict[tuple[Any, int], Key] = {}
-        for row in self._rows(TIMERS.get(time_mode)):
+        found = self._table(TIMERS[time_mode]) if time_mode in TIMERS else None
+        for row in [] if found is None else to_pylist(found):
             key = tuple(as_spark(row["key"]["key"]))
             self.timers[identity(key), row["key"]["expiryTimestampMs"]] = key
 
@@ -290,31 +293,43 @@ class KeyedStore:
     def _stored(self, name: str, variable: Variable) -> Iterator[tuple[Key, Entry]]:
         """Yield key and entry of what a state begins with."""
         of_map_key, of_value = variable.schemas[0], variable.schemas[-1]
-        for row in self._rows(name):
+        found = self._table(name)
+        if found is None or not found.num_rows:
+            return
+        if _stored_shape(found.schema) != [
+            variable.ttl_ms is not None,
+            _declared_shape(of_map_key) if variable.kind == "map" else None,
+            _declared_shape(of_value),
+        ]:
+            raise _other_state(name)
+        keys = set()
+        for row in to_pylist(found):
             key, map_key, value, expires_ms = row["key"], None, row["value"], None
             if variable.kind == "map":
                 key, map_key = (
                     key["key"],
                     kept_of(_of_arrow(key["userKey"], of_map_key), of_map_key),
                 )
-            if (_EXPIRES in value) != (variable.ttl_ms is not None):
-                raise _other_state(name)
             if variable.ttl_ms is not None:
                 value, expires_ms = value["value"], value[_EXPIRES]
             kept = kept_of(_of_arrow(value, of_value), of_value)
-            yield tuple(as_spark(key)), Entry(map_key, kept, expires_ms)
+            of_key = tuple(as_spark(key))
+            if variable.kind == "value" and identity(of_key) in keys:  # of a list
+                raise _other_state(name)
+            keys.add(identity(of_key))
+            yield of_key, Entry(map_key, kept, expires_ms)
 
-    def _rows(self, name: str | None) -> list[Any]:
-        """Return the rows of an address that the state to begin with has, else none."""
-        if self._begins_with is None or name is None:
-            return []
+    def _table(self, name: str) -> pa.Table | None:
+        """Return the rows of an address that the state to begin with has, else None."""
+        if self._begins_with is None:
+            return None
         address = name if self._operator is None else f"{self._operator}/{name}"
         try:
-            return to_pylist(self._begins_with.rows(address).read())  # type: ignore[no-any-return]
+            return self._begins_with.rows(address).read()
         except InvalidArgumentError as error:
             if error.problem != NO_SUCH_ROWS:
                 raise
-            return []
+            return None
 
 
 class Handle:
@@ -477,6 +492,35 @@ def _shape(kind: sql.DataType) -> Any:
     if isinstance(kind, sql.MapType):
         return ["map", _shape(kind.keyType), _shape(kind.valueType)]
     return kind.simpleString()
+
+
+def _stored_shape(schema: pa.Schema) -> list[Any]:
+    """Return of stored rows: whether they expire, `_shape` of keys of a map, and of values."""
+    key, value = (schema.field(name).type for name in ("key", "value"))
+    expires = value.get_field_index(_EXPIRES) >= 0 and value.get_field_index("value") >= 0
+    if expires:
+        value = value.field("value").type
+    of_map = [key.field(place) for place in range(key.num_fields)]
+    is_map = [each.name for each in of_map] == ["key", "userKey"] and all(
+        pa.types.is_struct(each.type) for each in of_map
+    )
+    of_map_key = _arrow_shape(key.field("userKey").type) if is_map else None
+    return [expires, of_map_key, _arrow_shape(value)]
+
+
+def _declared_shape(schema: sql.StructType) -> Any:
+    return _arrow_shape(parse_schema(schema.json()).arrow)
+
+
+def _arrow_shape(kind: Any) -> Any:
+    """Return what `_shape` does, of a type as rows of a checkpoint are read."""
+    if pa.types.is_struct(kind):
+        return [_arrow_shape(field.type) for field in kind]
+    if pa.types.is_list(kind):
+        return ["array", _arrow_shape(kind.value_type)]
+    if pa.types.is_map(kind):
+        return ["map", _arrow_shape(kind.key_type), _arrow_shape(kind.item_type)]
+    return str(kind)
 
 
 def _other_state(name: str) -> InvalidArgumentError:

@@ -289,3 +289,21 @@ def test_refused_when_an_annotation_names_nothing() -> None:
 
     with pytest.raises(InvalidArgumentError, match="annotations cannot be read"):
         columns_of(Broken)
+
+
+def test_refused_when_the_output_has_a_column_twice() -> None:
+    """Catches a column that comes out with the value of another."""
+    with pytest.raises(InvalidArgumentError, match="no type of Spark"):
+        columns_of("a INT, b INT, a INT", is_output=True)
+
+
+class Labelled(Point):
+    note: str = ""
+
+
+def test_columns_of_a_named_tuple_are_its_fields() -> None:
+    """Catches a column for an annotation of a subclass, which no value has."""
+    columns = columns_of(Labelled)
+
+    assert columns.ddl == columns_of(Point).ddl
+    assert columns.from_row(columns.to_row(Labelled(1, "a"))) == Labelled(1, "a")
