@@ -384,8 +384,9 @@ def check_settings(
             store=str(trailer.store),
             checkpoint=trailer.backend,
             query=backend,
-            to_fix="set spark.sql.streaming.stateStore.providerClass back to that backend's "
-            "provider",
+            to_fix="put the entry of the newest batch in offsets back from a copy: it names the "
+            "provider, and the session's key does not count; another backend is had by "
+            "statestore restore CHECKPOINT NEW --backend BACKEND",
         )
     if num_partitions is not None and trailer.num_partitions != num_partitions:
         raise _num_partitions_changed(trailer, num_partitions)
@@ -432,7 +433,7 @@ def _num_partitions_changed(trailer: Trailer, num_partitions: int) -> Incompatib
         store=str(trailer.store),
         checkpoint=trailer.num_partitions,
         query=num_partitions,
-        to_fix=f"set spark.sql.shuffle.partitions back to {trailer.num_partitions}, or stop "
-        "the query and change the checkpoint's number of state partitions: "
-        f"statestore rescale CHECKPOINT --num-partitions {num_partitions} --yes",
+        to_fix="stop the query and end the rescale that was begun: statestore rescale CHECKPOINT "
+        f"--num-partitions {num_partitions} --yes; or take it back, with --undo --yes; the "
+        "session's spark.sql.shuffle.partitions does not count, the offset log has the query's",
     )

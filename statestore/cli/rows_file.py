@@ -49,15 +49,37 @@ def write_rows(batches: Iterator[pa.RecordBatch], path: str) -> int:
     return num_rows + first.num_rows
 
 
+_GROUP_BYTES = 32 << 20
+"""Bytes of a row group of Parquet."""
 Writer = Callable[["pa.RecordBatch"], Any]
 
 
 @contextmanager
 def _parquet(path: str, schema: pa.Schema) -> Iterator[Writer]:
+    import pyarrow as pa
     from pyarrow import parquet
 
+    waiting: list[pa.RecordBatch] = []
+    num_bytes = 0
+
+    def write_group() -> None:
+        nonlocal num_bytes
+        if waiting:
+            writer.write_table(pa.Table.from_batches(waiting))
+        waiting.clear()
+        num_bytes = 0
+
+    def write(batch: pa.RecordBatch) -> None:
+        nonlocal num_bytes
+        if batch.num_rows:  # each call makes a row group, of none as well
+            waiting.append(batch)
+            num_bytes += batch.nbytes
+        if num_bytes >= _GROUP_BYTES:
+            write_group()
+
     with parquet.ParquetWriter(path, schema) as writer:
-        yield writer.write_batch
+        yield write
+        write_group()
 
 
 @contextmanager

@@ -19,12 +19,12 @@ def to_pylist(values: pa.Array[Any] | pa.ChunkedArray[Any] | pa.RecordBatch | pa
     """Return what `values.to_pylist()` does: a value, or a row as a dict, each.
 
     Dates and timestamps of years that Python's types do not reach, before 1 or after 9999, are
-    texts in the form of ISO 8601. Bytes of a text that are not UTF-8 are escaped, as Python does
-    with "backslashreplace".
+    texts in the form of ISO 8601; so are timestamps with nanoseconds, without pandas. Bytes of a
+    text that are not UTF-8 are escaped, as Python does with "backslashreplace".
     """
     try:
         return values.to_pylist()
-    except (OverflowError, UnicodeDecodeError):
+    except (OverflowError, ValueError):  # of UTF-8, too
         if isinstance(values, pa.RecordBatch | pa.Table):
             names = values.schema.names
             columns = map(to_pylist, values.columns)
@@ -35,7 +35,7 @@ def to_pylist(values: pa.Array[Any] | pa.ChunkedArray[Any] | pa.RecordBatch | pa
 def _value(scalar: Any) -> Any:
     try:
         return scalar.as_py()
-    except (OverflowError, UnicodeDecodeError):
+    except (OverflowError, ValueError):
         kind = scalar.type
         if pa.types.is_string(kind):
             return scalar.as_buffer().to_pybytes().decode(errors="backslashreplace")

@@ -372,8 +372,8 @@ class OpenCheckpoint(QueryLogs):
                     offset=0,
                     expected=", ".join(sorted(unnamed)),
                     found=", ".join(info.name for info in operator.stores),
-                    to_fix="put the file back from a copy; else delete it and run a batch of the "
-                    "query, which writes it",
+                    to_fix="put the file back from a copy; else delete it, on a local disk also "
+                    ".metadata.crc beside it, and run a batch of the query, which writes it",
                 )
 
     @cached_property

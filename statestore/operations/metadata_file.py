@@ -118,8 +118,9 @@ def read_metadata(io: FileIO, directory: str) -> tuple[str | None, dict[str, Any
             offset=0,
             expected='{"id":"<UUID>"}, or the descriptor of a savepoint',
             found=data[:_SHOWN_BYTES],
-            to_fix="put the file back from a copy; of a query it can also be deleted: it then "
-            "starts under a new ID, as another query to its sinks",
+            to_fix="put the file back from a copy; of a query it can also be deleted, together "
+            "with .metadata.crc beside it on a local disk: the query then starts under a new ID, "
+            "as another one to its sinks",
         ) from error
 
 

@@ -69,6 +69,21 @@ def test_read_writes_parquet(checkpoint, tmp_path):
     assert found == contents(VERSIONS)
 
 
+def test_parquet_has_few_row_groups_and_none_of_no_rows(checkpoint, tmp_path):
+    """Catches a footer that no reader takes: a row group of each record batch, and of none."""
+    path = tmp_path / "numbers.parquet"
+    sql = "SELECT n, n * 2 AS m FROM range(50000) AS numbers(n), (SELECT 1 FROM lists LIMIT 1)"
+
+    assert _json("sql", checkpoint, sql, "--to", path)["rows"] == 50_000
+
+    file = pq.ParquetFile(path)
+    assert file.num_row_groups == 1
+    assert sorted(file.read()["m"].to_pylist()) == [*range(0, 100_000, 2)]
+    assert _json("read", checkpoint, "--where", "key.number < 0", "--rows", "default",
+                 "--to", path)["rows"] == 0  # fmt: skip
+    assert pq.ParquetFile(path).num_row_groups == 0
+
+
 def test_a_parquet_file_is_whole_or_not_there(tmp_path):
     """Catches half of the rows in a file that every reader takes for whole."""
     path = write_checkpoint(tmp_path / "checkpoint", VERSIONS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -388,6 +390,41 @@ def test_rows_are_arrow_data_to_others(hostile: str) -> None:
 
     assert pa.table(rows).num_rows == rows.read().num_rows
     assert "SqlRows" in repr(rows)
+
+
+NO_PANDAS = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pandas":
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Missing())
+"""
+
+
+@pytest.mark.parametrize("without", ["", NO_PANDAS])
+def test_nanoseconds_are_shown(without: str) -> None:
+    """Catches a traceback for a time that Python has no type for, where pandas is missing."""
+    program = (
+        without
+        + """
+import pyarrow as pa
+from statestore.codec.python_values import to_pylist
+times = pa.array([1700000000000000001, None], pa.timestamp("ns"))
+for value in [*to_pylist(times), *to_pylist(pa.array([[1]], pa.list_(times.type)))[0]]:
+    print(str(value).replace(" ", "T"))
+"""
+    )
+
+    shown = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+
+    found, missing, inner = shown.splitlines()
+    assert (found, inner) == ("2023-11-14T22:13:20.000000001", "1970-01-01T00:00:00.000000001")
+    assert missing == "None"
 
 
 @pytest.mark.parametrize("kind", LEAVES)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -14,6 +17,7 @@ import pytest
 
 from statestore import __version__
 from statestore.core.version import SPARK_MINORS
+from tests.checkpoints import DEFAULT, write_checkpoint
 from tools.shim_jar import build_jar
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -181,3 +185,31 @@ def test_package_serves_a_query_in_an_empty_environment(
     assert page == (ROOT / "docs" / "errors" / "corruption.md").read_text()
     assert first.splitlines()[-1] == "a=1 b=2"
     assert second.splitlines()[-1] == "a=2 b=4"
+
+
+@pytest.mark.extended
+def test_commands_run_on_the_oldest_packages_that_are_allowed(wheel: Path, tmp_path: Path) -> None:
+    """Catches a lower bound below what the code needs: pip keeps what is there."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    allowed = [*project["dependencies"], *itertools.chain.from_iterable(extras.values())]
+    oldest = (re.match(r"([\w-]+)>=([\w.]+)", one) for one in allowed)
+    constraints = tmp_path / "oldest.txt"
+    constraints.write_text("".join(f"{one[1]}=={one[2]}\n" for one in oldest if one))
+    environment = tmp_path / "environment"
+    run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=tmp_path)
+    python = environment / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile"]
+    run(*pip, "-c", constraints, f"{wheel}[avro,cli,rocksdb,s3,ui]", cwd=tmp_path)
+    checkpoint = tmp_path / "checkpoint"
+    rows = {"default": {("a", 1): (2, "b")}}
+    write_checkpoint(checkpoint, [rows], families=(DEFAULT,), backend="rocksdb")
+
+    for command, *arguments in (
+        ["--help"],
+        ["list", checkpoint],
+        ["verify", "--deep", checkpoint],
+        ["sql", checkpoint, "SELECT key, value FROM state"],
+        ["report", checkpoint, "-o", tmp_path / "page.html"],
+    ):
+        assert run(environment / "bin" / "statestore", command, *arguments, cwd=tmp_path)

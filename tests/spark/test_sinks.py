@@ -250,7 +250,7 @@ def test_file_sink_that_would_leave_out_rows_is_refused(
 ) -> None:
     """Catches batches that a restored query runs and its sink leaves out without a word.
 
-    And the way out of it that the page of the error tells.
+    And the way out of it that the page of the error tells: it names both files of an entry.
     """
     lane = FileSunk(spark, tmp_path, interval=10)
     lane.run_batches(2)

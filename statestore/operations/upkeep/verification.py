@@ -115,8 +115,8 @@ class Verification(Shown):
                     ("the query does not start with it: " if is_there else "")
                     + "put the file back from a copy"
                     + (", or delete it" if is_there else "")
-                    + "; without it the query starts under a new ID, and its sinks take it for "
-                    "another query"
+                    + "; without it, and without .metadata.crc beside it on a local disk, the "
+                    "query starts under a new ID, and its sinks take it for another query"
                 )
             if any(_is_schema(finding.file or "") for finding in self.findings):
                 return (
