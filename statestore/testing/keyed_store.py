@@ -325,7 +325,7 @@ class KeyedStore:
             return None
         address = name if self._operator is None else f"{self._operator}/{name}"
         try:
-            return self._begins_with.rows(address).read()
+            return cast("pa.Table", self._begins_with.rows(address).read())
         except InvalidArgumentError as error:
             if error.problem != NO_SUCH_ROWS:
                 raise

@@ -454,9 +454,9 @@ def _is_text(node: Node, kind: str) -> bool:
 
 def _number(node: Node) -> Decimal | None:
     """Return the number that a literal is, with its sign; None of anything else."""
-    signed = node.get("arguments", ()) if node.get("function_name") in ("+", "-") else ()
-    if len(signed) == 1:
-        number = _number(signed[0]["expression"])
+    is_sign = node.get("function_name") in ("+", "-") and len(node["arguments"]) == 1
+    if is_sign:
+        number = _number(node["arguments"][0]["expression"])
         return -number if number is not None and node["function_name"] == "-" else number
     literal = node["literal"] if node["class"] == "CONSTANT" else {}
     is_number = literal.get("kind") in ("INTEGER", "NUMERIC")
