@@ -139,8 +139,9 @@ class S3Server:
         A lost reply is one to a request that was carried out; `unconditional` carries it out
         whatever its condition is. Of several files to delete, `one-refused` refuses the first, and
         so does `one-throttled`, for now. `conflict` is the answer to one of two writes of a key.
-        `no-upload` is the answer where an upload in parts has ended. A
-        function is called before the request is refused.
+        `no-upload` is the answer where an upload in parts has ended, and `page` that of a web
+        server. `kms-throttled` is a refusal of the server of keys. `needs-md5` refuses a request
+        without. A function is called before the request is refused.
         """
         self._faults += [(method, fault)] * times
 
@@ -202,6 +203,15 @@ class S3Server:
             fault = "throttled"
         if fault == "throttled":
             return _refuse(start_response, "503 Slow Down", "SlowDown")
+        if fault == "kms-throttled":
+            return _refuse(start_response, "400 Bad Request", "ThrottlingException")
+        if fault == "needs-md5":
+            if "HTTP_CONTENT_MD5" not in environ:
+                return _refuse(start_response, "400 Bad Request", "MissingContentMD5")
+            fault = None
+        if fault == "page":
+            start_response("200 OK", [("Content-Type", "text/html")])
+            return [b"<html>Welcome</html>"]
         if fault == "no-upload":
             return _refuse(start_response, "404 Not Found", "NoSuchUpload")
         if fault == "expired":

@@ -26,7 +26,7 @@ from statestore.core.errors import (
 )
 from statestore.core.options import StateStoreOptions
 from statestore.core.providers import IN_LOCAL_DATABASE, PROVIDER_KEY, PROVIDERS, REAL_TIME_KEY
-from statestore.core.version import MIN_PYTHON, SPARK_MINORS, __version__
+from statestore.core.version import MIN_PYTHON, OLDEST, SPARK_MINORS, __version__, is_too_old
 from statestore.engine.client import EngineGoneError, EngineProcess, EngineRefusedError
 from statestore.io.shim_jar import JAR_VARIABLE, find_jar, require_fit
 from statestore.io.spark_home import find_spark_release, read_spark_defaults, require_own_spark
@@ -200,6 +200,15 @@ class Diagnosis:
                 version=version,
                 errors="; ".join(missing.values()),
                 to_fix=f"{self._python} -m pip install {names}, on every executor",
+            )
+        old = [name for name in modules if is_too_old(name, modules[name]["version"])]
+        if old:
+            wanted = " ".join(f"'{self._packages[name]}>={OLDEST[name]}'" for name in old)
+            raise IncompatibleError(
+                "packages that an engine imports are too old",
+                python=self._python,
+                found=", ".join(f"{name} {modules[name]['version']}" for name in old),
+                to_fix=f"{self._python} -m pip install {wanted}, on every executor",
             )
         packages = ", ".join(f"{name} {modules[name]['version']}".rstrip() for name in modules)
         return f"{version} with {packages}, {self._python} from {self._python_from}"

@@ -1,5 +1,7 @@
 """Version of the package; shim and engine compare theirs before the first call."""
 
+import re
+
 __version__ = "0.1.0"
 WRITER = f"statestore {__version__}"
 """The writer that files of the package name."""
@@ -7,3 +9,18 @@ SPARK_MINORS = ("4.0", "4.1", "4.2", "4.3")
 """Minors of Spark that there is a jar for, oldest first."""
 MIN_PYTHON = (3, 11)
 """Oldest Python that the package runs in."""
+OLDEST = {
+    "boto3": "1.36",
+    "google_crc32c": "1.6",
+    "numpy": "2.0",
+    "pyarrow": "18.0",
+    "rocksdict": "0.3.29",
+}
+"""Oldest version of a module that does, as in pyproject.toml."""
+
+
+def is_too_old(module: str, found: str) -> bool:
+    """Return whether a version of a module is older than the oldest; not one without a number."""
+    versions = [re.findall("[0-9]+", text)[:3] for text in (found, OLDEST.get(module, ""))]
+    own, oldest = ([*map(int, numbers)] for numbers in versions)
+    return bool(own) and own < oldest

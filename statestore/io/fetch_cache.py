@@ -116,6 +116,8 @@ class FetchCache:
         known = self.find(name)
         if known is not None:
             return known
+        # Something else may clean up there, and take the directory as well.
+        os.makedirs(self.directory, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=self.directory)
         try:
             os.close(descriptor)

@@ -445,6 +445,14 @@ class S3FileIO:
                 answer = self._client.get_object(
                     Bucket=bucket, Key=key, Range=byte_range, **conditions
                 )
+                if "ETag" not in answer:
+                    raise StorageError(
+                        "cannot read a file: the server does not answer as S3 does",
+                        file=path,
+                        endpoint=self._settings.endpoint or "AWS",
+                        to_fix="correct the endpoint: it names the port of the API, and not that "
+                        "of a console or a proxy",
+                    )
                 try:
                     taken = take(answer["Body"])
                 except _BROKEN_READS as error:

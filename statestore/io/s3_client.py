@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import os
 import secrets
 from contextlib import contextmanager
 from functools import partial
@@ -19,10 +22,14 @@ from botocore.exceptions import (
     NoCredentialsError,
     PartialCredentialsError,
 )
+from botocore.exceptions import (
+    ConnectionError as ConnectionFailure,
+)
 from botocore.loaders import Loader
 from urllib3.exceptions import LocationValueError
 
 from statestore.core.errors import InvalidArgumentError, StorageError
+from statestore.core.version import OLDEST, is_too_old
 from statestore.io.counting import count_request
 from statestore.io.file_io import existing_file, missing_file
 
@@ -39,7 +46,12 @@ _KINDS = (
 _NO_UPLOAD = "NoSuchUpload"
 _CONFLICT = "ConditionalRequestConflict"
 _PASSING_STATUS = {429, 500, 502, 503, 504, 509}
-_PASSING_CODES = {"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "BadDigest"}
+_PASSING_CODES = {
+    "BadDigest", "InternalError", "RequestTimeout", "ServiceUnavailable", "SlowDown",
+    # Of KMS, with status 400, and of others.
+    "RequestLimitExceeded", "RequestThrottled", "RequestThrottledException", "Throttling",
+    "ThrottledException", "ThrottlingException", "TooManyRequestsException",
+}  # fmt: skip
 _MOST_WAIT_S = 20.0
 _NOT_PERMITTED = {"AccessDenied", "ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
 """Codes of credentials that do not do, some of which come with status 400."""
@@ -67,9 +79,22 @@ def make_client(settings: S3Settings) -> Any:
     """Return a client that counts every try on the wire as a request.
 
     Raises:
-        InvalidArgumentError: The settings, or the AWS profile, name no server that can be reached.
+        InvalidArgumentError: The settings, or the AWS profile, name no server that can be reached;
+            or boto3 is too old (kind unsupported-scheme).
     """
+    if is_too_old("boto3", boto3.__version__):
+        raise InvalidArgumentError(
+            "boto3 is too old: it knows no conditional write, by which no file is replaced",
+            kind="unsupported-scheme",
+            found=boto3.__version__,
+            to_fix=f"pip install 'boto3>={OLDEST['boto3']}', on every executor",
+        )
+    # Other servers of S3's protocol do not all know the checksums that boto sends unasked.
+    is_other = settings.endpoint and "AWS_REQUEST_CHECKSUM_CALCULATION" not in os.environ
+    checksums = "when_required" if is_other else None
     config = Config(
+        request_checksum_calculation=checksums,
+        response_checksum_validation=checksums,
         retries={"total_max_attempts": 1, "mode": "legacy"},  # `_retry` is in its place
         connect_timeout=settings.timeout_s,
         read_timeout=settings.timeout_s,
@@ -99,6 +124,8 @@ def make_client(settings: S3Settings) -> Any:
     events = client.meta.events
     events.unregister("needs-retry.s3", unique_id="retry-config-s3")
     events.register("needs-retry.s3", partial(_retry, settings.max_attempts))
+    if settings.endpoint:
+        events.register("before-call.s3.DeleteObjects", _add_md5)
     # Once for each try on the wire.
     events.register("before-send.s3", _count)
     return client
@@ -123,7 +150,9 @@ def _retry(
         status, code = response[0].status_code, response[1].get("Error", {}).get("Code", "")
         if status not in _PASSING_STATUS and code not in _PASSING_CODES:
             return None
-    elif not isinstance(caught_exception, HTTPClientError) or _is_unsendable(caught_exception):
+    elif not isinstance(caught_exception, HTTPClientError | ConnectionFailure) or _is_unsendable(
+        caught_exception
+    ):
         return None
     return wait_s(attempts)
 
@@ -131,6 +160,12 @@ def _retry(
 def wait_s(attempts: int) -> float:
     """Return seconds to wait before a request is made again that was made so often, 20 at most."""
     return min(2.0 ** (attempts - 1), _MOST_WAIT_S) * (0.5 + secrets.randbelow(500) / 1000)
+
+
+def _add_md5(params: dict[str, Any], **_: Any) -> None:
+    """Add the checksum that S3's protocol asks for here, and boto has put another in place of."""
+    digest = hashlib.md5(params["body"], usedforsecurity=False).digest()
+    params["headers"]["Content-MD5"] = base64.b64encode(digest).decode()
 
 
 def _count(event_name: str, **_: Any) -> None:

@@ -2,14 +2,19 @@
 
 import errno
 import os
+import shutil
+import socket
 import sys
 import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 
 import pytest
+from botocore.awsrequest import AWSResponse
 from botocore.response import StreamingBody
 from urllib3.exceptions import SSLError
 
@@ -22,9 +27,10 @@ from statestore.core.errors import (
     StorageError,
 )
 from statestore.core.options import StateStoreOptions
-from statestore.io import s3_client
+from statestore.io import s3_client, storage
 from statestore.io.s3 import MOST_PARTS, PART_BYTES, S3FileIO, part_bytes_of
 from statestore.io.s3_settings import S3Settings, resolve_s3_path
+from tests.s3_server import REGION
 from tests.seams import at
 from tests.seaweed import IS_CHOSEN
 
@@ -300,12 +306,77 @@ def test_upload_is_aborted_when_none_of_its_parts_is_under_way(io, s3_server, bu
     assert s3_server.num_uploads(bucket) == 0
 
 
-def test_throttled_request_is_repeated(io, s3_server, bucket):
-    """Catches a batch that fails because of one 503."""
-    s3_server.fail("PUT", "throttled", 2)
+@pytest.mark.parametrize("fault", ["throttled", "kms-throttled"])
+def test_throttled_request_is_repeated(io, s3_server, bucket, fault):
+    """Catches a batch that fails because of one 503, or of a 400 that says the same."""
+    s3_server.fail("PUT", fault, 2)
     io.write(f"/{bucket}/a", b"rows", sync=True, overwrite=True)
 
     assert s3_server.requests["PUT"] == 3
+
+
+def test_server_that_is_away_for_a_while_is_asked_again(tmp_path, monkeypatch):
+    """Catches a query that ends within a second, since the server was starting anew."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"http://127.0.0.1:{free.getsockname()[1]}"
+    settings = S3Settings(endpoint=endpoint, region=REGION, path_style=True, max_attempts=3)
+    io = S3FileIO(str(tmp_path), settings)
+    slept = []
+    monkeypatch.setattr("botocore.endpoint.time.sleep", slept.append)
+
+    with pytest.raises(StorageError, match="cannot be reached"):
+        io.read_tail("/bucket/a", 1)
+
+    assert len(slept) == 2
+
+
+def test_files_are_deleted_where_the_server_asks_for_the_older_checksum(io, s3_server, bucket):
+    """Catches files that no cleanup deletes, on servers that do not know the newer ones."""
+    for name in "ab":
+        io.write(f"/{bucket}/d/{name}", b"rows", sync=True, overwrite=True)
+    s3_server.fail("POST", "needs-md5")
+
+    io.delete_files(f"/{bucket}/d", ["a", "b"])
+
+    assert s3_server.keys(bucket) == []
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_no_checksum_is_sent_unasked_to_servers_of_others(monkeypatch, asked):
+    """Catches a server that refuses every write, since it knows no checksum behind the body."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    if asked:
+        monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_supported")
+    settings = S3Settings("https://127.0.0.1:9", REGION, path_style=True)
+    client = s3_client.make_client(settings)
+    sent = []
+
+    def answer(request, **_):
+        sent.append({name.lower() for name in request.headers})
+        return AWSResponse(request.url, 200, {}, BytesIO(b""))
+
+    client.meta.events.register("before-send.s3", answer)
+    with suppress(AttributeError):  # the answer has no body that could be read
+        client.put_object(Bucket="b", Key="k", Body=b"rows")
+
+    assert ("x-amz-trailer" in sent[0]) == asked
+
+
+def test_what_is_no_s3_is_told(io, s3_server, bucket):
+    """Catches a KeyError where the endpoint is that of a console."""
+    s3_server.fail("GET", "page")
+
+    with pytest.raises(StorageError, match="the port of the API"):
+        io.read_tail(f"/{bucket}/a", 10)
+
+
+def test_old_boto_is_told(tmp_path, monkeypatch):
+    """Catches commits that go well, and merges that fail for ever."""
+    monkeypatch.setattr("boto3.__version__", "1.34.46")
+
+    with pytest.raises(InvalidArgumentError, match=r"boto3 is too old.*1\.34\.46.*boto3>=1\.36"):
+        storage.open_s3(str(tmp_path), S3Settings())
 
 
 def test_throttling_that_does_not_end_is_an_error(io, s3_server, bucket):
@@ -476,6 +547,16 @@ def test_copy_that_something_else_has_deleted_is_fetched_again(io, bucket, local
     Path(io.fetch(path)).unlink()
 
     assert Path(io.fetch(path)).read_bytes() == data
+
+
+def test_directory_of_copies_that_something_else_has_deleted_is_made_again(io, bucket, tmp_path):
+    """Catches a query on an unharmed checkpoint that never loads again."""
+    for _ in range(2):
+        io.write(f"/{bucket}/a", b"rows", sync=True, overwrite=True)
+        copy = io.fetch(f"/{bucket}/a")
+        assert Path(copy).read_bytes() == b"rows"
+        del copy
+        shutil.rmtree(tmp_path)
 
 
 def test_full_local_disk_is_not_taken_for_a_full_bucket(io, bucket, local_file, monkeypatch):

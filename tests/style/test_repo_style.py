@@ -17,6 +17,7 @@ from statestore import __version__
 from statestore.checkpoint.layout import BODIES
 from statestore.core import errors
 from statestore.core.providers import PROVIDERS
+from statestore.core.version import OLDEST
 from tools import cli_reference, option_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -229,6 +230,16 @@ def test_design_pages_are_at_most_two_pages() -> None:
 
     assert pages
     assert [page.name for page in pages if len(page.read_text().split()) > 1250] == []
+
+
+def test_oldest_packages_are_those_of_the_project() -> None:
+    """Catches a package that pip takes and that is then refused, or the other way round."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    wanted = [*project["dependencies"], *(one for extra in extras for one in extra)]
+
+    for module, version in OLDEST.items():
+        assert f"{module.replace('_', '-')}>={version}" in wanted
 
 
 def test_every_dependency_is_pinned() -> None:
