@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import parse_state_file_name
+from statestore.core.progress import step
 from statestore.io.file_io import delete_batches
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def delete_files(
             logger.info("a cleanup stops, the version is gone: store=%s", location.store)
             break
         location.io.delete_files(location.directory, [info.name for info in batch])
+        step()
         cleaned += Cleanup(len(batch), sum(info.size for info in batch))
     return cleaned
 

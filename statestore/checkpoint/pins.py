@@ -90,6 +90,9 @@ def pinned(locations: Sequence[StoreLocation], version: int, pin_id: str) -> Ite
         with ThreadPoolExecutor(_MAX_REQUESTS_AT_ONCE) as pool:
             writing = [pool.submit(write, location) for location in of]
         errors = [one.exception() for one in writing]
+        for error in errors:
+            if error is not None and not isinstance(error, StateStoreError):
+                raise error
         left = [location for location, error in zip(of, errors, strict=True) if error]
         if left:
             logger.warning(

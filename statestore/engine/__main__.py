@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -29,12 +30,33 @@ _SWITCH_INTERVAL_S = 0.0005
 """How long a merge or a snapshot may keep the interpreter while a commit waits for it."""
 
 
+_BACKLOG = 128
+_PAUSE_S = 0.2
+
+
 class _NoDelayServer(PythonServer):  # type: ignore[misc]
-    """py4j's server, answering at once: a reply above 8 kB would else wait 40 ms for an ACK."""
+    """py4j's server, answering at once: a reply above 8 kB would else wait 40 ms for an ACK.
+
+    A connection that cannot be accepted, for lack of a file descriptor or a thread, is not the end
+    of those after it.
+    """
+
+    def run(self) -> None:
+        """Accept connections until the server is shut down."""
+        server_started.connect(_listen_to_many, sender=self)
+        super().run()
+        while not self.is_shutdown:
+            time.sleep(_PAUSE_S)
+            super().run()
 
     def _create_connection(self, accepted: socket.socket, stream: Any) -> ClientServerConnection:
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return super()._create_connection(accepted, stream)
+
+
+def _listen_to_many(server: PythonServer, **_: Any) -> None:
+    """Have more connections wait than py4j does: one that finds no place is lost for seconds."""
+    server.server_socket.listen(_BACKLOG)
 
 
 class _Gateway(ClientServer):  # type: ignore[misc]

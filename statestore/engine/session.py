@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -290,9 +291,12 @@ class Session:
     def _clean_up(
         self, head: PublishedFile, options: StateStoreOptions, time_limit_s: float | None = None
     ) -> Cleanup:
+        began = time.monotonic()
         if not self._cleanup_turn.acquire(timeout=-1 if time_limit_s is None else time_limit_s):
             return Cleanup(num_left=1)  # that of the turn goes on
         try:
+            if time_limit_s is not None:
+                time_limit_s = max(0.0, time_limit_s - (time.monotonic() - began))
             return self.versions.clean_up(head, options, time_limit_s)
         finally:
             self._cleanup_turn.release()

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from statestore.io.hadoop import HadoopFiles
 
 _NUM_REMEMBERED = 256
+_MOST_S3 = 16
 
 
 @dataclass(slots=True)
@@ -267,10 +268,15 @@ class Storages:
     def open_s3(self, settings: S3Settings) -> FileIO:
         """Return S3, which all queries of equal settings share."""
         with self._lock:
-            if settings not in self._s3:
+            found = self._s3.pop(settings, None)
+            if found is None:
                 cache = self._shared_cache(settings.cache_bytes)
-                self._s3[settings] = open_s3(cache.directory, settings, cache)
-            return self._s3[settings]
+                found = open_s3(cache.directory, settings, cache)
+            self._s3[settings] = found
+            # Each new session token makes another one. Its threads end with the last who uses it.
+            while len(self._s3) > _MOST_S3:
+                del self._s3[next(iter(self._s3))]
+            return found
 
     def open_hadoop(self, file_system: str, root: str, cache_bytes: int) -> FileIO:
         """Return a file system of Hadoop's as a checkpoint reaches it."""

@@ -41,6 +41,10 @@ PART_BYTES = 64 << 20
 """Bytes that one request reads of a file."""
 
 
+_DELETED_AT_ONCE = 100
+"""Files that one request deletes: each is one to the storage, and the whole a sign of life."""
+
+
 class HadoopRefusalError(Exception):
     """The JVM refused a request; `kind` is a kind of error of this package."""
 
@@ -212,8 +216,11 @@ class HadoopFileIO:
         self._ask("delete a file", "delete", path)
 
     def delete_files(self, directory: str, names: Sequence[str]) -> None:
-        """See FileIO; one request to the JVM, which deletes one after the other."""
-        self._ask("delete files", "delete_files", directory, names=list(names))
+        """See FileIO; requests to the JVM, which deletes one after the other, of some each."""
+        for start in range(0, len(names), _DELETED_AT_ONCE):
+            some = list(names[start : start + _DELETED_AT_ONCE])
+            self._ask("delete files", "delete_files", directory, names=some)
+            step()
 
     def list(self, directory: str) -> builtins.list[FileInfo]:
         """See FileIO."""

@@ -18,6 +18,7 @@ from urllib.parse import unquote
 from statestore.core.clock import Clock, SystemClock
 from statestore.core.errors import InvalidArgumentError, StateStoreError, StorageError
 from statestore.core.ids import RandomIds
+from statestore.core.progress import STEP_BYTES, step
 from statestore.io.file_io import (
     FileInfo,
     FileIO,
@@ -273,7 +274,10 @@ class LocalFileIO:
     def _copy_and_move(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:
         temporary = self._temporary_beside(path)
         try:
-            shutil.copyfile(local_path, temporary)
+            with open(local_path, "rb") as source, open(temporary, "wb") as copy:
+                while data := source.read(STEP_BYTES):
+                    copy.write(data)
+                    step()
             waited_ms = self._sync_file(temporary) if sync else 0.0
             _move(temporary, path, overwrite=overwrite)
         except OSError:

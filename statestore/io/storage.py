@@ -242,8 +242,8 @@ def open_s3(
     """Return storage on S3, with a client of its own; arguments as S3FileIO.
 
     Raises:
-        InvalidArgumentError: boto3 is not installed (kind unsupported-scheme), or the settings
-            contradict each other.
+        InvalidArgumentError: boto3 is not installed, or too old (kind unsupported-scheme), or the
+            settings contradict each other.
     """
     try:
         # Imported here because it takes as long as all the rest, and is an extra.

@@ -354,6 +354,9 @@ class Store(Shown):
     def close(self) -> None:
         """Close the store; batches that were not committed are lost. Closing twice is harmless."""
         self._is_closed = True
+        # A database that is open would go on to compact itself.
+        self.table = Table((), self.table.max_parallelism, self.table.num_keys)
+        self._versions.forget_heads()
         self._scratch.close()
 
     def check_open(self) -> None:

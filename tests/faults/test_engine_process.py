@@ -3,13 +3,15 @@
 import fcntl
 import json
 import os
+import resource
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -453,3 +455,37 @@ def test_stale_scratch_directories_are_swept_and_used_ones_are_not(tmp_path):
     assert left == ["b", "c", "d", "n"]
     with (tmp_path / "statestore-scratch-own" / LOCK_NAME).open("r+") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_engine_outlives_a_lack_of_file_descriptors(shim, engine):
+    """Catches an engine that answers no new connection for ever, because one was refused."""
+    pid = engine.process.pid
+    engine.call("status")
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    num_open = max(int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()) + 1
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (num_open, limits[1]))
+    with socket.create_connection(("127.0.0.1", engine.ready["port"])):
+        time.sleep(0.5)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+
+    with closing(EngineConnection(engine.ready["port"])) as late:
+        assert "ok" in late.request({"op": "status"})
+
+
+def test_many_connections_at_once_are_all_answered(engine):
+    """Catches connections that find no place in the queue, and are tried again after seconds."""
+    os.kill(engine.process.pid, signal.SIGSTOP)
+    try:
+        waiting = [socket.socket() for _ in range(60)]
+        for one in waiting:
+            one.setblocking(False)
+            with suppress(BlockingIOError):
+                one.connect(("127.0.0.1", engine.ready["port"]))
+        time.sleep(0.2)
+        refused = [one for one in waiting if not select.select([], [one], [], 0)[1]]
+    finally:
+        os.kill(engine.process.pid, signal.SIGCONT)
+        for one in waiting:
+            one.close()
+
+    assert refused == []

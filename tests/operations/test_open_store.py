@@ -1,6 +1,8 @@
 """A store of a query's checkpoint, opened without Spark: which version, and who may change it."""
 
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +17,7 @@ from statestore.core.errors import InUseError, InvalidArgumentError
 from statestore.core.process import find_process
 from statestore.io.local import LocalFileIO
 from statestore.testing.deltas import new_version, write_stream
-from tests.checkpoints import OPTIONS, files_below, make_query
+from tests.checkpoints import DEFAULT, OPTIONS, files_below, make_query, write_checkpoint
 from tests.seams import at
 
 
@@ -103,3 +105,30 @@ def test_store_is_not_changed_when_a_query_runs(tmp_path):
 
         lease.drop()
         assert batch.commit() == 4
+
+
+def test_store_that_was_closed_holds_no_file_of_its_directory(tmp_path):
+    """Catches databases that stay open, and their disk space taken, as long as a variable lives."""
+    path = write_checkpoint(
+        tmp_path / "ck",
+        [{"default": {("a", number): (number, "x") for number in range(50)}}] * 2,
+        families=(DEFAULT,),
+        backend="rocksdb",
+    )
+    before = _deleted_files()
+    store = at(path, options=OPTIONS).open_store(partition=0)
+    num_rows = len(store)
+
+    store.close()
+
+    assert _deleted_files() <= before
+    assert len(store) == num_rows > 0
+
+
+def _deleted_files():
+    """Files of databases that this process has open, and that are in no directory."""
+    held = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # of this very listing
+            held.add(str(link.readlink()))
+    return {name for name in held if "(deleted)" in name and ".sst" in name}

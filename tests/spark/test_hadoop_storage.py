@@ -227,6 +227,22 @@ def test_strangers_cost_few_threads_and_no_memory(files: ShimFiles, spark: Spark
     wait_for(lambda: _num_threads(spark, "statestore-stranger") == 0, "no thread of a stranger")
 
 
+def test_threads_of_engines_that_connect_at_once_are_all_served(files: ShimFiles) -> None:
+    """Catches a batch that fails because its tasks came together."""
+    port, token = files._address
+    request = {"op": "list", "checkpoint": CHECKPOINT, "path": "viewfs://files/data"}
+    with ExitStack() as opened:
+        connections = [
+            opened.enter_context(socket.create_connection(("127.0.0.1", port), 60.0))
+            for _ in range(60)
+        ]
+        for connection in connections:
+            connection.sendall(f"{token}\n{json.dumps(request)}\n".encode())
+        for connection in connections:
+            with connection.makefile("rb") as stream:
+                assert "ok" in json.loads(stream.readline())
+
+
 @state_in_files
 def test_files_are_served_once_an_engine_needs_them(
     make_lane: MakeLane, spark: SparkSession, tmp_path: Path

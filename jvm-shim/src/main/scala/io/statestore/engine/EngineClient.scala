@@ -109,7 +109,6 @@ private[engine] final class EngineClient(port: Int, token: String, callTimeoutMs
 
 private object EngineClient {
   private val Address = InetAddress.getByName("127.0.0.1")
-  private val ConnectTimeoutMs = 10000
 
   /** How long a call may be silent, and how far it is. */
   private final case class Patience(timeoutMs: Int, steps: () => Long)
@@ -128,8 +127,7 @@ private object EngineClient {
     private def open(): (BufferedInputStream, BufferedReader, BufferedWriter) = {
       // Otherwise a message above 8 kB waits 40 ms for a delayed acknowledgement.
       socket.setTcpNoDelay(true)
-      socket.connect(
-        new InetSocketAddress(Address, port), math.min(timeoutMs, ConnectTimeoutMs))
+      socket.connect(new InetSocketAddress(Address, port), timeoutMs)
       socket.setSoTimeout(timeoutMs)
       val input = new BufferedInputStream(socket.getInputStream)
       val reader = new BufferedReader(new InputStreamReader(input, UTF_8))

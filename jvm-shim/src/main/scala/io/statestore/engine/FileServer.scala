@@ -30,7 +30,7 @@ private[engine] final class FileServer {
 
   // Guarded by this; strangers in the order they came in.
   private[this] var server: ServerSocket = _
-  private[this] val strangers = mutable.LinkedHashSet.empty[Socket]
+  private[this] val strangers = mutable.LinkedHashMap.empty[Socket, Long] // when, nanoseconds
   private[this] val known = mutable.HashSet.empty[Socket]
 
   private[this] val hasWarned = new AtomicBoolean
@@ -58,7 +58,7 @@ private[engine] final class FileServer {
   /** End all connections. Requests under way may still take effect. */
   def close(): Unit = synchronized {
     if (server != null) server.close()
-    (strangers ++ known).foreach(_.close())
+    (strangers.keySet ++ known).foreach(_.close())
   }
 
   private def acceptFrom(listening: ServerSocket): Unit =
@@ -80,17 +80,25 @@ private[engine] final class FileServer {
       }
     }
 
-  /** The stranger that came in first makes room: an engine shows the token at once. */
+  /**
+   * The stranger that came in first makes room, when an engine would have shown the token, also one
+   * of many threads that connect at once.
+   */
   private def admit(connection: Socket): Unit = synchronized {
-    if (strangers.size == MostStrangers) end(strangers.head)
-    strangers += connection
+    while (strangers.size >= MostStrangers) {
+      val (first, since) = strangers.head
+      val leftMs = StrangeForMs - (System.nanoTime() - since) / 1000000L
+      if (leftMs <= 0L) end(first) else wait(leftMs)
+    }
+    strangers += connection -> System.nanoTime()
   }
 
   private def serve(connection: Socket): Unit =
     try {
       if (showsToken(connection)) {
         synchronized {
-          if (strangers.remove(connection)) known += connection
+          if (strangers.remove(connection).nonEmpty) known += connection
+          notifyAll()
         }
         Thread.currentThread.setName("statestore-connection")
         connection.setTcpNoDelay(true)
@@ -109,6 +117,7 @@ private[engine] final class FileServer {
   private def end(connection: Socket): Unit = synchronized {
     strangers -= connection
     known -= connection
+    notifyAll()
     connection.close()
   }
 
@@ -153,5 +162,6 @@ private object FileServer {
   private val Backlog = 128
   private val PauseMs = 200L
   private val MostStrangers = 32
+  private val StrangeForMs = 500L
   private val TokenTimeoutMs = 5000L
 }
