@@ -188,12 +188,13 @@ class Scaling:
         self.is_off = True
         _log.warning("the query goes on, and is not scaled any more: %s", error)
 
-    def pass_over(self, error: StateStoreError) -> None:
+    def pass_over(self, error: Exception) -> None:
         """Scale the query no more where an error lasts; else say it once."""
-        if error.kind in LASTING_KINDS:
+        kind = error.kind if isinstance(error, StateStoreError) else type(error).__name__
+        if isinstance(error, StateStoreError) and kind in LASTING_KINDS:
             self.give_up(error)
-        elif error.kind not in self._said:
-            self._said.add(error.kind)
+        elif kind not in self._said:
+            self._said.add(kind)
             _log.warning("the query goes on, and is not scaled for now: %s", error)
 
 
@@ -240,7 +241,7 @@ class _Run:
                 return False
             with self._checkpoint._reach.checkpoint() as found:
                 rescale(found, decision.num_partitions, dry_run=True)
-        except StateStoreError as error:
+        except Exception as error:  # noqa: BLE001, whatever it is, the query is well
             self._of.pass_over(error)
             return False
         if is_left.is_set():
@@ -329,6 +330,8 @@ def load_of(progress: Mapping[str, Any], now_ms: float) -> Load:
     """
     rates = [progress[f"{name}RowsPerSecond"] for name in ("input", "processed")]
     arriving, processed = (rate if math.isfinite(rate or 0) else None for rate in rates)
+    if progress["numInputRows"] and not arriving:
+        arriving = None  # of the first batch of a run, of which Spark says 0
     waiting = [_waiting(source) for source in progress["sources"]]
     known = [rows for rows in waiting if rows is not None]
     return Load(

@@ -74,7 +74,7 @@ class _Sample:
     at_ms: float
     busy: float
     rate: float
-    """Rows a second that arrived."""
+    """Rows a second that were to be read: those that arrived, and some of those that waited."""
 
 
 class Scaler:
@@ -116,8 +116,8 @@ class Scaler:
         if load.arriving is None:
             return
         if load.backlog and load.processed:
-            rate = max(0.0, load.arriving + growth)
-            busy = (rate + load.backlog / CATCH_UP_S) / load.processed
+            rate = max(0.0, load.arriving + growth) + load.backlog / CATCH_UP_S
+            busy = rate / load.processed
         else:
             # Rows of an overloaded query have arrived in the time that the batch before took.
             rate = load.arriving

@@ -135,13 +135,13 @@ def test_rows_are_the_same_when_the_query_scales_by_itself(
 def test_query_that_gets_no_rows_after_a_change_has_fewer_partitions(make_lane: MakeLane) -> None:
     """Catches a run without a batch, which keeps for ever what the last rows have asked for."""
     lane = make_lane(QUERY, conf=FOUR)
-    lane.feed(*QUERY.plan[0][:3])
+    lane.feed(*QUERY.plan[0][:4])  # of the first batch of a run the load is not known
 
     with Run(lane, batch_s=2) as run:
         run.wait(lambda: len(run.handles) == 2, "more partitions")
         run.wait(lambda: run.idle() or len(run.handles) == 3, "fewer partitions")
 
-    assert len(lane.batches) == 3
+    assert len(lane.batches) == 4
     fell = next(iter(Checkpoint(lane.checkpoint).history()))
     assert fell.options == {"num_partitions": 2}
 

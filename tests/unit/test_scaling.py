@@ -197,6 +197,41 @@ def test_slow_sink_does_not_raise_the_number_for_ever():
     assert len(found) <= 2
 
 
+def _noted(scaler: Scaler, until_s: int, load: Callable[[int], Load], since_s: int = 0) -> None:
+    for at_s in range(since_s + 10, until_s + 1, 10):
+        scaler.note(load(at_s))
+
+
+def test_number_that_was_left_for_a_backlog_is_gone_back_to():
+    """Catches a query that has read its topic from the beginning, and keeps the number of then."""
+    scaler = Scaler(POWERS, 10_000, 300_000, 0)
+    _noted(scaler, 310, lambda at: Load(at * 1000, 5000, 1000.0, 2000.0, 20_000_000 - 900 * at))
+    risen = scaler.decide(4, 310_000)
+    assert risen is not None
+    scaler.changed(risen.num_partitions, 4, 310_000)
+
+    _noted(scaler, 700, lambda at: Load(at * 1000, 500, 100.0, 2000.0, 0), since_s=310)
+
+    fallen = scaler.decide(risen.num_partitions, 700_000)
+    assert fallen is not None
+    assert fallen.num_partitions == 4
+
+
+def test_backlog_that_a_slow_sink_makes_is_no_reason_for_ever_more():
+    """Catches a rise that is judged by what arrives alone, where nothing does any more."""
+    scaler = Scaler(POWERS, 10_000, 300_000, 0)
+    _noted(scaler, 310, lambda at: Load(at * 1000, 5000, 1000.0, 2000.0, 20_000_000 - 1000 * at))
+    risen = scaler.decide(4, 310_000)
+    assert risen is not None
+    scaler.changed(risen.num_partitions, 4, 310_000)
+
+    _noted(
+        scaler, 700, lambda at: Load(at * 1000, 5000, 1000.0, 2000.0, 19_000_000 - 1000 * at), 310
+    )
+
+    assert scaler.decide(risen.num_partitions, 700_000) is None
+
+
 def _machine(dice: random.Random) -> Machine:
     """Any machine: cores for all or for few, skewed or not, with every kind of trigger."""
     return Machine(
@@ -324,14 +359,17 @@ def test_rows_that_wait_are_those_that_a_source_tells(sources: list[Any], backlo
     """Catches times that are counted as rows, and errors where a source tells nothing."""
     progress = {
         "batchDuration": 250,
+        "numInputRows": 10,
         "inputRowsPerSecond": None,
         "processedRowsPerSecond": 40.0,
         "sources": [{"endOffset": end, "latestOffset": latest} for end, latest in sources],
     }
 
     assert load_of(progress, 1.0) == Load(1.0, 250, None, 40.0, backlog)
-    for unknown in (math.inf, math.nan):
+    for unknown in (math.inf, math.nan, 0.0):  # 0 of the first batch of a run
         assert load_of({**progress, "inputRowsPerSecond": unknown}, 1.0).arriving is None
+    none = {**progress, "numInputRows": 0, "inputRowsPerSecond": 0.0}
+    assert load_of(none, 1.0).arriving == 0.0
 
 
 def test_between_shows_what_it_was_given():
