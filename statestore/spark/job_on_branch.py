@@ -15,10 +15,12 @@ import re
 import runpy
 import sys
 import threading
+import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from statestore.core.errors import InvalidArgumentError, StateStoreError
 from statestore.core.options import StateStoreOptions
@@ -34,7 +36,7 @@ from statestore.spark.failures import reason_of, text_of
 from statestore.spark.old_sink_rows import FILE_SINKS, keep_old, write_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -51,6 +53,9 @@ _REPLACED = (
     "trigger",
 )
 """Methods of a writer that are others while a job runs."""
+_AWAITED_S = 20.0
+"""How long threads of a job that has ended may take to start its query."""
+_POLL_S = 0.05
 _LOCATION = "checkpointlocation"
 _DEFAULT_LOCATION = "spark.sql.streaming.checkpointLocation"
 _SCHEMA_REFUSED = re.compile(r"\[STATE_STORE_\w*SCHEMA\w*[\].]")
@@ -146,6 +151,7 @@ def run_job(repeat: Repeat, job: Callable[[], object]) -> None:
             failure = error
         raise _Ended
 
+    before = {*threading.enumerate()}
     with _starts(take):
         try:
             job()
@@ -153,6 +159,15 @@ def run_job(repeat: Repeat, job: Callable[[], object]) -> None:
             pass
         except (Exception, SystemExit) as error:  # noqa: BLE001, it is raised below
             failure = failure or error
+        until = time.monotonic() + _AWAITED_S
+        # As Python waits for its threads, one of which may be about to start the query.
+        while (
+            not is_done
+            and failure is None
+            and (is_taken or time.monotonic() < until)
+            and _threads_since(before)
+        ):
+            time.sleep(_POLL_S)
     if is_done:
         return
     if failure is not None and (is_taken or not passed):
@@ -168,6 +183,11 @@ def run_job(repeat: Repeat, job: Callable[[], object]) -> None:
         to_fix="name the directory that the job has as its checkpointLocation; a query that "
         "is started only when another one has ended cannot be tried",
     ) from failure
+
+
+def _threads_since(before: Collection[threading.Thread]) -> list[threading.Thread]:
+    """Return the threads that were begun since, and that Python would wait for."""
+    return [each for each in threading.enumerate() if each not in before and not each.daemon]
 
 
 def _failed(
@@ -244,7 +264,8 @@ def _repeat_all(
 def _starts(take: Callable[[Any, _Asked, Callable[[Any], Any]], None]) -> Iterator[None]:
     """Have every start of a query within a block taken by a function, in place of Spark.
 
-    Where this thread waits for one of them for ever, the job ends: none runs that could end.
+    Where this thread waits for one of them for ever, the job ends: none runs that could end. Behind
+    the block threads that were begun in it start none either.
     """
     from pyspark.sql.streaming.query import StreamingQueryManager
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -305,7 +326,16 @@ def _starts(take: Callable[[Any, _Asked, Callable[[Any], Any]], None]) -> Iterat
         named = {**dict(zip(names, args, strict=False)), **options}
         start(self, None, **named)
 
-    thread = threading.get_ident()
+    thread, threads = threading.get_ident(), {*threading.enumerate()}
+    left: WeakSet[threading.Thread] = WeakSet()
+
+    def unless_left(start: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, *args: Any, **named: Any) -> Any:
+            if threading.current_thread() in left:
+                raise _Ended
+            return start(self, *args, **named)
+
+        return call
 
     def await_any(self: Any, timeout: int | None = None) -> Any:
         if timeout is None and threading.get_ident() == thread:
@@ -325,8 +355,10 @@ def _starts(take: Callable[[Any, _Asked, Callable[[Any], Any]], None]) -> Iterat
     try:
         yield
     finally:
+        left.update(_threads_since(threads))
         for writer, name, function in kept:
-            setattr(writer, name, function)
+            is_start = bool(left) and name in ("start", "toTable")
+            setattr(writer, name, unless_left(function) if is_start else function)
 
 
 def _writers_of_connect() -> list[type]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -521,3 +524,35 @@ def test_partitioned_sink_and_that_of_the_default_format_are_compared(
     assert not any(one.why for one in trial.result.compared)
     lane.query = single("tried", "append", _first("value + 1 AS value", *columns[1:]), [])
     assert not try_job(lane.checkpoint, lane.start, batches=1).is_same
+
+
+@pytest.mark.few(1)
+def test_query_that_a_thread_starts_after_the_job_is_tried(tried: Tried) -> None:
+    """Catches the query itself started, with its sink, by a thread that outlives the job."""
+    job, attempts = tried.job(counted), dict(tried.attempts)
+    before = {path.name for path in Path(tried.checkpoint, "offsets").iterdir()}
+
+    def late(seconds: float) -> threading.Thread:
+        def start() -> None:
+            time.sleep(seconds)
+            with suppress(BaseException):
+                job()
+
+        thread = threading.Thread(target=start)
+        thread.start()
+        return thread
+
+    trial = try_job(tried.checkpoint, lambda: late(0.5), batches=1)
+    assert trial.is_same
+    trial.drop()
+    left: list[threading.Thread] = []
+
+    def two() -> None:
+        left.append(late(3.0))
+        job()
+
+    try_job(tried.checkpoint, two, batches=1).drop()
+    left[0].join()
+
+    assert dict(tried.attempts) == attempts
+    assert {path.name for path in Path(tried.checkpoint, "offsets").iterdir()} == before
