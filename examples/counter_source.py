@@ -71,7 +71,9 @@ def run(session: SparkSession, checkpoint: Path, counters: int, parallelism: int
         parallelism: Number of tasks of a batch.
     """
     session.dataSource.register(CounterSource)
-    committed = len([path for path in checkpoint.glob("commits/*") if path.name.isdigit()])
+    # Spark deletes old entries of its log.
+    commits = (int(path.name) for path in checkpoint.glob("commits/*") if path.name.isdigit())
+    committed = max(commits, default=-1) + 1
     reader = session.readStream.format("counter").option("counters", counters)
     reader = reader.option("until", (committed + 2) * STEP).option("parallelism", parallelism)
     writer = reader.load().writeStream.option("checkpointLocation", str(checkpoint))

@@ -362,8 +362,12 @@ class StateStoreOptions:
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> StateStoreOptions:
-        """Build options from what a program gives, by key or by field; errors as `spark_conf`."""
-        conf = spark_conf(options)
+        """Build options from what a program gives, by key or by field; errors as `spark_conf`.
+
+        Keys of Spark's that no state backend has a use for are left out, as a query does.
+        """
+        ignored = {f"{PREFIX}{key}" for key, _ in IGNORED}
+        conf = {key: value for key, value in spark_conf(options).items() if key not in ignored}
         retain = conf.pop(RETAIN_KEY, None)
         made = cls.from_spark_conf(conf)
         return made if retain is None else replace(made, min_versions_to_retain=int(retain))

@@ -142,3 +142,15 @@ def test_counter_source_goes_on_where_it_was(
         "task 0 counter 0: [9, 10, 11]",
         "task 1 counter 1: [9, 10, 11]",
     ]
+
+
+def test_counter_source_goes_on_when_its_log_is_cleaned(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Catches a listing that counts no more after many starts, and says nothing."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.streaming.minBatchesToRetain", "2")
+    for _ in range(4):
+        counter_source.run(session, tmp_path, 1, 1)
+
+    assert capsys.readouterr().out.splitlines()[-1] == "task 0 counter 0: [21, 22, 23]"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from statestore.core.errors import InvalidArgumentError
-from statestore.core.options import PREFIX, TABLE, StateStoreOptions
+from statestore.core.options import IGNORED, PREFIX, TABLE, StateStoreOptions
 from tools.option_table import reference, table_json
 
 
@@ -82,3 +82,10 @@ def test_table_is_printed_for_shim_and_docs():
     assert {row["scope"] for row in rows if row not in ignored} == {"shim", "engine", "both"}
     assert all(row["key"].removeprefix(PREFIX) in page and row["doc"] in page for row in ignored)
     assert all(f"`{option.key}`" in page for option in TABLE)
+
+
+def test_what_a_query_has_no_use_for_is_left_out() -> None:
+    """Catches one dict of options that a query takes and a command on its checkpoint refuses."""
+    key, _ = IGNORED[0]
+
+    assert StateStoreOptions.from_options({key: "64"}) == StateStoreOptions()
