@@ -62,6 +62,21 @@ def of(name: str, *values: Any, kind: Any = None) -> Any:
             of("sum", Decimal("12345678.5"), kind=pa.decimal128(20, 1)),
             [],
         ),
+        (
+            pa.array([Decimal("12345678.50")], pa.decimal128(12, 2)),
+            of("sum", "12345678.50"),
+            [("value.sum", "found")],
+        ),
+        (
+            pa.array([Decimal("12345678.50")], pa.decimal128(12, 2)),
+            of("sum", "12345678.5"),
+            [("value.sum", "found")],
+        ),
+        (
+            pa.array([Decimal("12.50")], pa.decimal128(12, 2)),
+            of("user_id", "12.50"),
+            [("value.user_id", "found")],
+        ),
         (pa.array([12345678]), of("sum", 12345678.0), [("value.sum", "found")]),
         (pa.array([True]), of("user_id", True), [("value.user_id", "found")]),
         # Depth.

@@ -53,7 +53,7 @@ class KeyColumn:
 
     Attributes:
         name: Its name, in small letters.
-        texts: Its values as text, without nulls.
+        texts: Its values as text, without nulls; a decimal also with all digits of its scale.
         is_binary: Whether its values are text or bytes.
         is_number: Whether they are whole numbers or decimals.
     """
@@ -108,12 +108,18 @@ def key_columns(keys: pa.Array[Any]) -> tuple[KeyColumn, ...]:
     return tuple(
         KeyColumn(
             name,
-            frozenset(text for text in texts_of(column) if text is not None),
+            frozenset(text for text in (*texts_of(column), *_at_full(column)) if text is not None),
             is_binary=pa.types.is_string(column.type) or pa.types.is_binary(column.type),
             is_number=pa.types.is_integer(column.type) or pa.types.is_decimal(column.type),
         )
         for name, column in strong or found
     )
+
+
+def _at_full(column: Any) -> Iterator[bytes]:
+    """Yield decimals as Spark prints them, with every digit of their scale."""
+    if pa.types.is_decimal(column.type):
+        yield from (format(one, "f").encode() for one in column.to_pylist() if one is not None)
 
 
 def leaves(column: Any, path: str) -> Iterator[tuple[str, pa.Array[Any]]]:
