@@ -1,4 +1,4 @@
-"""Version of the package; shim and engine compare theirs before the first call."""
+"""Versions: of the package, which shim and engine compare at first, and of what it needs."""
 
 import re
 

@@ -152,7 +152,7 @@ def run_job(repeat: Repeat, job: Callable[[], object]) -> None:
         raise _Ended
 
     before = {*threading.enumerate()}
-    with _starts(take):
+    with _starts(take, before):
         try:
             job()
         except _Ended:
@@ -261,11 +261,14 @@ def _repeat_all(
 
 
 @contextmanager
-def _starts(take: Callable[[Any, _Asked, Callable[[Any], Any]], None]) -> Iterator[None]:
+def _starts(
+    take: Callable[[Any, _Asked, Callable[[Any], Any]], None],
+    before_it: Collection[threading.Thread],
+) -> Iterator[None]:
     """Have every start of a query within a block taken by a function, in place of Spark.
 
     Where this thread waits for one of them for ever, the job ends: none runs that could end. Behind
-    the block threads that were begun in it start none either.
+    the block no other thread starts one that is left of it: not one of those before it.
     """
     from pyspark.sql.streaming.query import StreamingQueryManager
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -326,7 +329,7 @@ def _starts(take: Callable[[Any, _Asked, Callable[[Any], Any]], None]) -> Iterat
         named = {**dict(zip(names, args, strict=False)), **options}
         start(self, None, **named)
 
-    thread, threads = threading.get_ident(), {*threading.enumerate()}
+    thread = threading.get_ident()
     left: WeakSet[threading.Thread] = WeakSet()
 
     def unless_left(start: Callable[..., Any]) -> Callable[..., Any]:
@@ -355,7 +358,7 @@ def _starts(take: Callable[[Any, _Asked, Callable[[Any], Any]], None]) -> Iterat
     try:
         yield
     finally:
-        left.update(_threads_since(threads))
+        left.update(_threads_since(before_it))
         for writer, name, function in kept:
             is_start = bool(left) and name in ("start", "toTable")
             setattr(writer, name, unless_left(function) if is_start else function)

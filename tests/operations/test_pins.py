@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from statestore.checkpoint import pins as pins_module
 from statestore.checkpoint.pins import LASTS_MS
 from statestore.core.errors import StorageError
 from statestore.core.ids import RandomIds
@@ -189,3 +190,30 @@ def test_every_other_store_is_pinned_where_one_cannot_be(query, caplog):
             assert len(pins(query)) == 2 * (1 + 4) - 1
         assert pins(query) == []
     assert "stores=10 without_pin=1" in caplog.text
+
+
+@pytest.mark.parametrize("refused", [1, 10])
+def test_pin_that_fails_is_written_again_unless_all_do(query, monkeypatch, refused):
+    """Catches a store without a pin for twenty minutes, and a read-only storage asked for ever."""
+    monkeypatch.setattr(pins_module, "_RETRY_S", 0.05)
+    tried = []
+
+    class Refusing(LocalFileIO):
+        def write(self, path, data, *, sync, overwrite):
+            if path.endswith(".pin"):
+                tried.append(path)
+                if len({*tried}) <= refused and tried.count(path) == 1:
+                    raise StorageError("busy", path=path, to_fix="try again")
+            super().write(path, data, sync=sync, overwrite=overwrite)
+
+    place = place_of(query.path, options=OPTIONS, io=Refusing())
+    with (
+        open_checkpoint(place) as checkpoint,
+        find_version(checkpoint, VERSION).pinned(RandomIds()),
+    ):
+        until = time.monotonic() + (20 if refused == 1 else 0.5)
+        while len(pins(query)) < 10 and time.monotonic() < until:
+            time.sleep(0.05)
+        found = len(pins(query)), len(tried)
+
+    assert found == ((10, 11) if refused == 1 else (0, 10))

@@ -236,6 +236,7 @@ def test_threads_of_engines_that_connect_at_once_are_all_served(files: ShimFiles
             opened.enter_context(socket.create_connection(("127.0.0.1", port), 60.0))
             for _ in range(60)
         ]
+        time.sleep(0.2)  # the threads wait for their turn in the engine
         for connection in connections:
             connection.sendall(f"{token}\n{json.dumps(request)}\n".encode())
         for connection in connections:

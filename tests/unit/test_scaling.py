@@ -202,34 +202,36 @@ def _noted(scaler: Scaler, until_s: int, load: Callable[[int], Load], since_s: i
         scaler.note(load(at_s))
 
 
-def test_number_that_was_left_for_a_backlog_is_gone_back_to():
-    """Catches a query that has read its topic from the beginning, and keeps the number of then."""
+def _risen(read_by_s: int) -> tuple[Scaler, int]:
+    """Return a scaler that has risen from 4 for a backlog, and to which number."""
     scaler = Scaler(POWERS, 10_000, 300_000, 0)
-    _noted(scaler, 310, lambda at: Load(at * 1000, 5000, 1000.0, 2000.0, 20_000_000 - 900 * at))
+    waiting = 20_000_000
+    _noted(scaler, 310, lambda at: Load(at * 1000, 5000, 1000.0, 2000.0, waiting - read_by_s * at))
     risen = scaler.decide(4, 310_000)
     assert risen is not None
     scaler.changed(risen.num_partitions, 4, 310_000)
+    return scaler, risen.num_partitions
+
+
+def test_number_that_was_left_for_a_backlog_is_gone_back_to():
+    """Catches a query that has read its topic from the beginning, and keeps the number of then."""
+    scaler, number = _risen(900)
 
     _noted(scaler, 700, lambda at: Load(at * 1000, 500, 100.0, 2000.0, 0), since_s=310)
 
-    fallen = scaler.decide(risen.num_partitions, 700_000)
+    fallen = scaler.decide(number, 700_000)
     assert fallen is not None
     assert fallen.num_partitions == 4
 
 
 def test_backlog_that_a_slow_sink_makes_is_no_reason_for_ever_more():
     """Catches a rise that is judged by what arrives alone, where nothing does any more."""
-    scaler = Scaler(POWERS, 10_000, 300_000, 0)
-    _noted(scaler, 310, lambda at: Load(at * 1000, 5000, 1000.0, 2000.0, 20_000_000 - 1000 * at))
-    risen = scaler.decide(4, 310_000)
-    assert risen is not None
-    scaler.changed(risen.num_partitions, 4, 310_000)
+    scaler, number = _risen(1000)
 
-    _noted(
-        scaler, 700, lambda at: Load(at * 1000, 5000, 1000.0, 2000.0, 19_000_000 - 1000 * at), 310
-    )
+    waiting = 19_000_000
+    _noted(scaler, 700, lambda at: Load(at * 1000, 5000, 1000.0, 2000.0, waiting - 1000 * at), 310)
 
-    assert scaler.decide(risen.num_partitions, 700_000) is None
+    assert scaler.decide(number, 700_000) is None
 
 
 def _machine(dice: random.Random) -> Machine:

@@ -81,8 +81,8 @@ private[engine] final class FileServer {
     }
 
   /**
-   * The stranger that came in first makes room, when an engine would have shown the token, also one
-   * of many threads that connect at once.
+   * The stranger that came in first makes room, as soon as an engine would have shown the token.
+   * Until then the next one waits: threads of an engine may come all at once.
    */
   private def admit(connection: Socket): Unit = synchronized {
     while (strangers.size >= MostStrangers) {
