@@ -3,8 +3,8 @@
 The entry of the offset log is that of the batch before with a mark. Committed, the batch is what
 the next one goes on from. Planned and not committed
 
-    of an edit or a `forget` it changes nothing: a query that is started runs it on the state of
-        before, without input, and goes on
+    of an edit or a `forget` it is a batch without input, as Spark plans it when the watermark has
+        moved: a query that is started runs it on the state of before, and goes on
     of a rescale it has another `spark.sql.shuffle.partitions`, as in Spark's own repartition: it is
         unfinished, and Spark refuses to start the query, or before Spark 4.2 the provider does
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from statestore.checkpoint.query_log import CommitEntry, OffsetsEntry
     from statestore.checkpoint.trailers import PublishedFile
+    from statestore.codec.column_family import ColumnFamily
     from statestore.operations.checkpoint import OpenCheckpoint
 
 BatchKind = Literal["rescale", "edit", "forget", "forgotten"]
@@ -245,6 +246,15 @@ def require_watermark(watermark_ms: Any) -> None:
         )
 
 
+def evicts_a_range(families: Iterable[ColumnFamily]) -> bool:
+    """Return whether Spark looks for rows to evict only behind the watermark of late rows.
+
+    So in state format 4 of joins (`SymmetricHashJoinStateManagerV4`, Spark 4.3): it takes those
+    before to be gone.
+    """
+    return any(family.encoder.startswith("timestamp-") for family in families)
+
+
 def with_next_watermark(commit: CommitEntry, watermark_ms: int) -> CommitEntry:
     """Return the entry of a batch with the watermark by which the next one evicts."""
     return replace(commit, fields={**commit.fields, _NEXT: watermark_ms})
@@ -253,9 +263,20 @@ def with_next_watermark(commit: CommitEntry, watermark_ms: int) -> CommitEntry:
 def with_late_watermark(offsets: OffsetsEntry, watermark_ms: int) -> OffsetsEntry:
     """Return the entry of a batch with the watermark by which the next one drops late rows.
 
-    In state format 4 of joins Spark evicts only rows after it: it takes those before to be gone.
+    A query that runs the batch evicts by it. See `evicts_a_range`.
     """
     return replace(offsets, metadata={**offsets.metadata, _LATE: watermark_ms})
+
+
+def with_own_watermark(offsets: OffsetsEntry, before: CommitEntry) -> OffsetsEntry:
+    """Return the entry of a batch with the watermark that Spark would plan it with.
+
+    Args:
+        offsets: The entry, as that of the batch before.
+        before: Of the commit log, of the batch before.
+    """
+    moved = max(offsets.metadata.get(_LATE, 0), before.fields.get(_NEXT, 0))
+    return with_late_watermark(offsets, moved)
 
 
 def with_every_expiry_due(offsets: OffsetsEntry) -> OffsetsEntry:

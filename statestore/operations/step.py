@@ -26,9 +26,11 @@ from statestore.checkpoint.query_log import (
 from statestore.core.errors import FencedError, InUseError, NotFoundError
 from statestore.operations.batches import (
     checkpoint_ids_of,
+    evicts_a_range,
     mark,
     with_every_expiry_due,
     with_next_watermark,
+    with_own_watermark,
 )
 from statestore.operations.in_use import exclusive_use
 
@@ -95,9 +97,11 @@ class Step:
 
         Guarantee: on return the query goes on from the version. Its first batch evicts what has
         ended by the watermark, and takes rows that are late by it, as when a batch of its own moved
-        it. After a kill before the entry of the commit log it goes on from the version before, or
-        is refused where the number of state partitions changes; after one behind it from the new
-        one, where rows that were put and had expired may stay, which Spark hides.
+        it. After a kill before the entry of the commit log it goes on from the version before,
+        with a batch without input that evicts by the watermark, or is refused where the number of
+        state partitions changes. After one behind it, it goes on from the new version: rows that
+        were put and had expired may stay, which Spark hides, and its first batch may drop late
+        rows as one after a batch without input does.
 
         Raises:
             FencedError: The batch was planned or committed meanwhile.
@@ -108,14 +112,18 @@ class Step:
         conf = mark(kind)
         if num_partitions is not None:
             conf[NUM_PARTITIONS_KEY] = str(num_partitions)
-        planned = checkpoint.offsets_entry(batch - 1).with_conf(conf)
+        done = checkpoint.commit_entry(batch - 1)
+        committed = planned = checkpoint.offsets_entry(batch - 1).with_conf(conf)
+        families = (family for file in made.values() for family in file.trailer.column_families)
+        if kind != "rescale" and not evicts_a_range(families):
+            # A query that runs it takes its watermark from there, and would go back to the former.
+            planned = with_own_watermark(planned, done)
         if is_begun:
             checkpoint.offsets.replace(batch, planned.encode())
         else:
             checkpoint.offsets.add(batch, planned.encode())
         if num_partitions is not None:
             self.write_num_partitions(num_partitions, batch)
-        done = checkpoint.commit_entry(batch - 1)
         if done.checkpoint_ids:
             stores = {one.id: [store.name for store in one.stores] for one in checkpoint.operators}
             done = done.with_checkpoint_ids(checkpoint_ids_of(stores, made))
@@ -123,8 +131,10 @@ class Step:
             done = with_next_watermark(done, watermark_ms)
         checkpoint.commits.add(batch, done.encode())
         if puts_expiries:
-            # Last: a query that runs a planned batch takes its time from there.
-            checkpoint.offsets.replace(batch, with_every_expiry_due(planned).encode())
+            # Not before: a query that runs a planned batch takes its time from there.
+            committed = with_every_expiry_due(committed)
+        if committed != planned:
+            checkpoint.offsets.replace(batch, committed.encode())
 
     def mark_forgotten(self, batch: int) -> None:
         """Note of a committed `forget` that nothing may go back behind it: files are deleted then.

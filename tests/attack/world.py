@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from statestore.checkpoint.query_log import NO_OFFSET
 from tests.spark.harness import PROVIDER_CLASS, STATE_STORE
 from tests.spark.real_time import PROVIDER_KEY
 
+from .audit import require
 from .columns import tick
 from .families import taken
 from .operators import Batch
@@ -307,6 +309,9 @@ class World:
         began = self.num_files_read(directory, batch - 1)
         files = self.files[began : self.num_files_read(directory, batch)]
         late_ms, evict_ms = (_watermark_ms(directory, number) for number in (batch - 1, batch))
+        with suppress(FileNotFoundError):
+            known_ms = _next_watermark_ms(directory, batch - 1)
+            require(evict_ms >= known_ms, "the watermark goes back", f"{evict_ms} {known_ms}")
         return Batch([row for file in files for row in file], late_ms, evict_ms)
 
     def num_files_read(self, directory: Directory, batch: int) -> int:
@@ -333,9 +338,7 @@ class World:
 
     def next_watermark_ms(self, directory: Directory) -> int:
         """Return the watermark of the next batch; 0 before there is one."""
-        newest = max(_batches(directory, "commits"), default=None)
-        entry = directory.path / "commits" / str(newest)
-        return int(json.loads(entry.read_text().splitlines()[1])["nextBatchWatermarkMs"])
+        return _next_watermark_ms(directory, max(_batches(directory, "commits"), default=-1))
 
     def has_planned_batch(self, directory: Directory) -> bool:
         """Return whether a batch is planned and not committed."""
@@ -357,6 +360,12 @@ def _batches(directory: Directory, log: str) -> list[int]:
 
 def _watermark_ms(directory: Directory, batch: int) -> int:
     return 0 if batch < 0 else int(_planned(directory, batch)["batchWatermarkMs"])
+
+
+def _next_watermark_ms(directory: Directory, batch: int) -> int:
+    """Return the watermark behind a committed batch; raises FileNotFoundError where it is not."""
+    entry = directory.path / "commits" / str(batch)
+    return int(json.loads(entry.read_text().splitlines()[1])["nextBatchWatermarkMs"])
 
 
 def _num_partitions(directory: Directory, batch: int) -> int:

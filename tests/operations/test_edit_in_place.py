@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from itertools import count
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,10 @@ import pytest
 
 from statestore import CapturedQuery, Checkpoint, Edited, write_savepoint
 from statestore.checkpoint.commit import publish_delta
-from statestore.checkpoint.query_log import CommitEntry, OffsetsEntry
-from statestore.codec.column_family import ColumnFamily
+from statestore.checkpoint.query_log import CommitEntry, LogName
+from statestore.codec.column_family import NO_DEFAULT, ColumnFamily
 from statestore.core.clock import LAST_MS, ManualClock
-from statestore.core.errors import FencedError, InUseError, InvalidArgumentError
+from statestore.core.errors import FencedError, InUseError, InvalidArgumentError, StorageError
 from statestore.io.local import LocalFileIO
 from statestore.operations import full_state
 from statestore.operations.reading.condition import Condition
@@ -27,6 +29,8 @@ from statestore.operations.writing.found import find_rows
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
 from statestore.testing.stores import schema_of, unsafe_row
 from tests.checkpoints import WordStore, files_below
+from tests.fault_io import Fault, FaultFileIO
+from tests.rescaled import end_process, newest
 from tests.seams import at
 
 KEYS = [0x1234_5678_9000 + number for number in range(40)]
@@ -173,16 +177,97 @@ def test_an_edit_sets_the_watermark_forward_and_never_back(tmp_path: Path) -> No
     plan = checkpoint.edit(watermark_ms=5000)
 
     assert plan.families == ()
-    offsets = OffsetsEntry.parse((tmp_path / "query" / "offsets" / "2").read_text(), "")
-    commit = CommitEntry.parse((tmp_path / "query" / "commits" / "2").read_text(), "")
-    assert offsets.metadata["batchWatermarkMs"] == 0
-    assert commit.fields["nextBatchWatermarkMs"] == 5000
+    assert watermark_of(made.path, "offsets", 2) == 0
+    assert watermark_of(made.path, "commits", 2) == 5000
     assert read_checkpoint(made.path) == made.expected()
     with pytest.raises(InvalidArgumentError, match="watermark_ms_now=5000"):
         checkpoint.edit(watermark_ms=4999, dry_run=True)
     checkpoint.edit(0, delete=f"k = {KEYS[0]}")
-    commit = CommitEntry.parse((tmp_path / "query" / "commits" / "3").read_text(), "")
-    assert commit.fields["nextBatchWatermarkMs"] == 5000
+    assert watermark_of(made.path, "offsets", 3) == 0
+    assert watermark_of(made.path, "commits", 3) == 5000
+
+
+WRITE_OF_COMMIT = 3
+"""Of an edit: it writes its lease, the history and the offset log before."""
+
+
+def watermark_of(checkpoint: str | Path, log: LogName, batch: int) -> int:
+    """Return the watermark in an entry of one of Spark's logs."""
+    fields = json.loads((Path(checkpoint) / log / str(batch)).read_text().splitlines()[1])
+    return fields["batchWatermarkMs" if log == "offsets" else "nextBatchWatermarkMs"]
+
+
+@pytest.mark.parametrize("operation", ["edit", "forget"])
+def test_a_batch_that_a_query_runs_in_place_of_a_killed_one_has_the_watermark_of_spark(
+    tmp_path: Path, operation: str
+) -> None:
+    """Catches a query whose watermark goes back: rows that have ended come out batches later."""
+    made = make(tmp_path)
+    Checkpoint(made.path).edit(watermark_ms=5000)
+
+    def act(checkpoint: Checkpoint) -> None:
+        if operation == "edit":
+            checkpoint.edit(0, delete=f"k = {KEYS[0]}")
+        else:
+            checkpoint.forget(f"k = {KEYS[0]}", operator=0)
+
+    watermarks = []
+    for number in count():
+        io = FaultFileIO(LocalFileIO())
+        io.arm(Fault(number, calls=("write",)))
+        with suppress(StorageError):
+            act(at(made.path, io=io))
+        end_process(made.path)
+        if newest(made.path, "commits") == 3:
+            break
+        if newest(made.path, "offsets") == 3:
+            watermarks.append(watermark_of(made.path, "offsets", 3))
+
+    assert watermarks
+    assert set(watermarks) == {5000}
+    assert watermark_of(made.path, "commits", 3) == 5000
+
+
+def join_by_time(path: Path) -> MadeCheckpoint:
+    """Make a checkpoint of a join as in state format 4, and set its watermark."""
+    family = ColumnFamily(
+        1, "left-tsWithKey", schema_of(k="long", __event_time="long"), schema_of(v="long"),
+        encoder="timestamp-postfix",
+    )  # fmt: skip
+    stores = (WordStore((NO_DEFAULT, family)),)
+    made = MadeCheckpoint(str(path), operators=(("symmetricHashJoin", stores),))
+    made.run_batch({})
+    Checkpoint(made.path).edit(watermark_ms=5000)
+    return made
+
+
+def test_rows_of_a_join_that_were_put_and_have_ended_are_evicted(tmp_path: Path) -> None:
+    """Catches rows that a savepoint was given, which Spark takes to be gone and never evicts."""
+    made = join_by_time(tmp_path / "query")
+    entry = tmp_path / "query" / "offsets" / "1"
+    entry.write_text(entry.read_text().replace('Ms":0,', 'Ms":4000,', 1))
+    row = pa.table({"key.k": [1], "key.__event_time": [1_000_000], "value.v": [1]})
+
+    for name, rows in (("put", {"left-tsWithKey": Edited(upsert=row)}), ("copied", {})):
+        path = tmp_path / name
+        if rows:
+            Checkpoint(made.path).transform(path, rows)
+        else:
+            Checkpoint(made.path).savepoint(path)
+        assert watermark_of(path, "offsets", 1) == (0 if rows else 4000)
+        assert watermark_of(path, "commits", 1) == 5000
+
+
+def test_rows_of_a_join_that_lags_by_its_late_rows_are_not_lost_to_a_kill(tmp_path: Path) -> None:
+    """Catches a watermark up to which Spark takes rows to be gone, and which evicted none."""
+    made = join_by_time(tmp_path / "query")
+    io = FaultFileIO(LocalFileIO())
+    io.arm(Fault(WRITE_OF_COMMIT, calls=("write",)))
+    with pytest.raises(StorageError):
+        at(made.path, io=io).edit(watermark_ms=6000)
+
+    assert (newest(made.path, "offsets"), newest(made.path, "commits")) == (2, 1)
+    assert watermark_of(made.path, "offsets", 2) == 0
 
 
 @pytest.mark.parametrize("watermark_ms", [nan, inf, 1.5, True, "7", -1, 2**70, LAST_MS + 1])

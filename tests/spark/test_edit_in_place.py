@@ -12,7 +12,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from statestore import Checkpoint, write_savepoint
-from statestore.core.errors import IncompatibleError, InvalidArgumentError
+from statestore.core.errors import IncompatibleError, InvalidArgumentError, StorageError
+from statestore.io.local import LocalFileIO
+from tests.fault_io import Fault, FaultFileIO
+from tests.rescaled import end_process
+from tests.seams import at
 
 from .conftest import EXTENDED, MakeLane, state_in_files
 from .harness import HEAP, Lane, Query
@@ -104,6 +108,8 @@ def _windows(events: DataFrame) -> DataFrame:
 
 WINDOWS = single("windows", "append", _windows, [[ONE], [TWO]])
 START_MS = 1_704_067_200_000
+WRITE_OF_COMMIT = 3
+"""Of an edit: it writes its lease, the history and the offset log before."""
 
 
 def test_watermark_that_was_set_is_as_one_that_a_batch_moved(make_lane: MakeLane) -> None:
@@ -122,6 +128,24 @@ def test_watermark_that_was_set_is_as_one_that_a_batch_moved(make_lane: MakeLane
 
     assert windows(left) == {0: (1, 0), 10: (3, 0), 20: (1, 0)}
     assert windows(lane) == {0: (1, 0), 10: (2, 0), 20: (1, 0)}
+
+
+def test_watermark_stays_where_an_edit_was_killed(make_lane: MakeLane) -> None:
+    """Catches one that goes back: a window that has ended takes rows, and comes out later."""
+    lane = make_lane(WINDOWS)
+    lane.run(*files([event("a", 1, 1), event("a", 1, 12)]))
+    Checkpoint(lane.checkpoint).edit(watermark_ms=START_MS + 20_000)
+    io = FaultFileIO(LocalFileIO())
+    io.arm(Fault(WRITE_OF_COMMIT, calls=("write",)))
+    with pytest.raises(StorageError):
+        at(lane.checkpoint, io=io).edit(watermark_ms=START_MS + 30_000)
+    end_process(lane.checkpoint)
+
+    lane.run(*files([event("a", 1, 13)]))
+
+    assert rows_of(lane, 3) == {10: (1, 0)}
+    assert Checkpoint(lane.checkpoint).info.newest_version == 5
+    assert lane.batches[4] == []  # its row was late
 
 
 def _last(events: DataFrame) -> DataFrame:

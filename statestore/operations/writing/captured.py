@@ -13,6 +13,7 @@ from statestore.codec.trailer import RowCounts
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.key_groups import resolve_max_parallelism
 from statestore.operations.batches import (
+    evicts_a_range,
     require_watermark,
     with_late_watermark,
     with_next_watermark,
@@ -88,13 +89,9 @@ def find_captured(
         for operator in checkpoint.operators
         for store in operator.stores
     )
-    # Else Spark never evicts rows of the history before the watermark: it takes them to be gone.
-    evicts_a_range = any(
-        family.encoder.startswith("timestamp-")
-        for shape in shapes
-        for family in shape.new.column_families
-    )
-    entry = with_late_watermark(entry, 0 if evicts_a_range else batch.watermark_ms)
+    families = (family for shape in shapes for family in shape.new.column_families)
+    # Else Spark never evicts rows of the history before the watermark.
+    entry = with_late_watermark(entry, 0 if evicts_a_range(families) else batch.watermark_ms)
     commit = CommitEntry(f"v{batch.checkpoint_format}", {})
     version = CommittedVersion(
         checkpoint,

@@ -15,7 +15,13 @@ from statestore.checkpoint.query_log import read_bytes
 from statestore.codec.partition_key import partition_key_columns
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.core.text import format_count
-from statestore.operations.batches import find_edit, require_watermark, with_every_expiry_due
+from statestore.operations.batches import (
+    evicts_a_range,
+    find_edit,
+    require_watermark,
+    with_every_expiry_due,
+    with_late_watermark,
+)
 from statestore.operations.committed_version import find_version
 from statestore.operations.key_set import KeySet
 from statestore.operations.new_directory import check_target
@@ -365,9 +371,13 @@ def _decided(
         IncompatibleError: Rows cannot be routed by their keys.
     """
     check_target(destination, operation, version.checkpoint.uri)
+    last = version.offsets[version.batch]
     if any(of.puts_expiries for of in rows):
-        last = with_every_expiry_due(version.offsets[version.batch])
-        version = replace(version, offsets={**version.offsets, version.batch: last})
+        last = with_every_expiry_due(last)
+    if evicts_a_range(of.family for of in rows):
+        # Else Spark never evicts rows that are given and have ended by the watermark.
+        last = with_late_watermark(last, 0)
+    version = replace(version, offsets={**version.offsets, version.batch: last})
     passes: dict[Store, Pass] = {}
     for shape in shapes:
         own = tuple(of for of in rows if of.shape == shape)
