@@ -36,6 +36,9 @@ _RESCALE_MARK = "statestore.rescale"
 _EDIT_MARK = "statestore.edit"
 """Keys in the conf of an entry of the offset log, by which the shim knows that no sink was given
 the batch. Spark takes those it knows, and no others."""
+_WHEN_COMMITTED = {"edit": "edited", "forget": "forgotten"}
+"""Values of the second key: that of a planned batch, and what it becomes when the operation has
+committed it. A committed batch that still has the former was run by a query, after a kill."""
 _LATE, _TIME, _NEXT = "batchWatermarkMs", "batchTimestampMs", "nextBatchWatermarkMs"
 
 CheckpointIds = dict[str, list[list[str]]]
@@ -67,9 +70,11 @@ class OwnBatch:
         return self.batch + 1
 
 
-def mark(kind: BatchKind) -> dict[str, str]:
+def mark(kind: BatchKind, *, is_committed: bool) -> dict[str, str]:
     """Return the settings that mark a batch as one of an operation."""
-    return {_RESCALE_MARK: "true"} if kind == "rescale" else {_EDIT_MARK: kind}
+    if kind == "rescale":
+        return {_RESCALE_MARK: "true"}
+    return {_EDIT_MARK: _WHEN_COMMITTED[kind] if is_committed else kind}
 
 
 def unmarked(conf: Mapping[str, str]) -> dict[str, str]:
@@ -80,11 +85,13 @@ def unmarked(conf: Mapping[str, str]) -> dict[str, str]:
 def is_of_operation(checkpoint: OpenCheckpoint, batch: int) -> bool:
     """Return whether a planned batch is an operation's; errors as `read_own_batch`.
 
-    Also of a rescale in a copy, where the batch before has the same number of state partitions.
+    Also of a rescale in a copy, where the batch before has the same number of state partitions, and
+    of one that a query has run in place of an operation's.
     """
-    is_planned = batch in checkpoint.planned_batches
-    if is_planned and _RESCALE_MARK in checkpoint.offsets_entry(batch).conf:
-        return True
+    if batch in checkpoint.planned_batches:
+        conf = checkpoint.offsets_entry(batch).conf
+        if _RESCALE_MARK in conf or _EDIT_MARK in conf:
+            return True
     return read_own_batch(checkpoint, batch) is not None
 
 
@@ -104,7 +111,9 @@ def read_own_batch(checkpoint: OpenCheckpoint, batch: int) -> OwnBatch | None:
         return OwnBatch(batch, "rescale", before, now, is_committed)
     # A rescale copies the entry of the batch before, with its mark.
     found = checkpoint.offsets_entry(batch).conf.get(_EDIT_MARK)
-    if found not in ("edit", "forget", "forgotten"):
+    if found == "edited":
+        found = "edit"
+    elif found != "forgotten" and (found not in _WHEN_COMMITTED or is_committed):
         return None
     return OwnBatch(batch, cast("BatchKind", found), now, now, is_committed)
 

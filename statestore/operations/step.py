@@ -88,7 +88,7 @@ class Step:
 
         Args:
             batch: The batch that makes it.
-            kind: What the batch is.
+            kind: What the batch is: rescale, edit or forget.
             made: The version of every store.
             is_begun: Whether the batch was planned before, by a call that did not end.
             num_partitions: State partitions from the batch on, None for those of before.
@@ -109,11 +109,11 @@ class Step:
             CorruptionError, StorageError: A file of Spark's cannot be read or written.
         """
         checkpoint = self.checkpoint
-        conf = mark(kind)
-        if num_partitions is not None:
-            conf[NUM_PARTITIONS_KEY] = str(num_partitions)
+        layout = {} if num_partitions is None else {NUM_PARTITIONS_KEY: str(num_partitions)}
         done = checkpoint.commit_entry(batch - 1)
-        committed = planned = checkpoint.offsets_entry(batch - 1).with_conf(conf)
+        before = checkpoint.offsets_entry(batch - 1).with_conf(layout)
+        planned = before.with_conf(mark(kind, is_committed=False))
+        committed = before.with_conf(mark(kind, is_committed=True))
         families = (family for file in made.values() for family in file.trailer.column_families)
         if kind != "rescale" and not evicts_a_range(families):
             # A query that runs it takes its watermark from there, and would go back to the former.
@@ -135,15 +135,6 @@ class Step:
             committed = with_every_expiry_due(committed)
         if committed != planned:
             checkpoint.offsets.replace(batch, committed.encode())
-
-    def mark_forgotten(self, batch: int) -> None:
-        """Note of a committed `forget` that nothing may go back behind it: files are deleted then.
-
-        Raises:
-            InUseError, StorageError: As `commit`.
-        """
-        entry = self.checkpoint.offsets_entry(batch - 1).with_conf(mark("forgotten"))
-        self.checkpoint.offsets.replace(batch, entry.encode())
 
     def write_num_partitions(self, num_partitions: int, batch: int) -> None:
         """Write the number of state partitions from a batch on into every operator's metadata.

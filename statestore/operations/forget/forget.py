@@ -222,7 +222,6 @@ class Forgetting:
         # First: a call that goes on cannot tell them from those of a query that has run since.
         self._delete([file for file in listed if not _is_up_to(file.info.name, version)])
         step.commit(batch.batch, "forget", made, is_begun=batch.is_begun)
-        step.mark_forgotten(batch.batch)
         before = [file for file in listed if _is_up_to(file.info.name, version)]
         self._delete([file for file in before if file.path not in own])
         return replace(certificate, written=written)
