@@ -23,6 +23,7 @@ COLOURS = {
     "hdfs": "#8c8c8c",
     "rocksdb": "#c49c94",
     "rocksdb-changelog": "#e6a23c",
+    "rocksdb-tuned": "#d4553a",
     "filesystem": "#2f6fb3",
     "rocksdb-backend": "#8e63b0",
     "heap": "#7fb3e0",

@@ -41,6 +41,7 @@ STORES = (
         _best(find_provider("rocksdb-changelog")),
         title="Spark RocksDB + changelog, checkpoint format 2",
     ),
+    _best(find_provider("rocksdb-tuned")),
     _best(find_provider(OURS)),
     _best(find_provider(OUR_ROCKSDB)),
     _best(find_provider("heap")),

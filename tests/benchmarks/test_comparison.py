@@ -81,3 +81,5 @@ def test_rows_of_a_stream_are_those_of_the_batch_computation(benchmark, store, t
     assert done.failure is None, done.stderr[-2_000:]
     assert len(done.result) == len(names)
     assert all(one["check"]["rows"] > 0 for one in done.result)
+    if store.is_ours and store.is_durable:
+        assert all(one["restart_files"] > 0 for one in done.result)
