@@ -312,7 +312,7 @@ class EngineService:
         }
 
     def _changes(self, request: Request) -> Reply:
-        versions = self._sessions.of(request).versions
+        versions = self._sessions.of(request, is_reader=True).versions
         wanted = (
             request.get("start_version", int),
             request.get("end_version", int),

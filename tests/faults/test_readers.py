@@ -68,6 +68,39 @@ def test_readers_of_older_versions_cost_the_query_no_fetch(query, io):
     assert io.fetched_bytes == 0
 
 
+@pytest.mark.parametrize("reads", ["load", "changes"])
+def test_files_of_a_reader_stay_until_it_closes(tmp_path, reads):
+    """Catches a read beside a query that fails since a commit has let its copies go."""
+    shim = Shim(tmp_path, min_versions_to_retain=2, snapshot_max_chain_length=2)
+    shim.store["provider"] = "query"
+    engine = Engine(f"{tmp_path}/engine")
+    Path(shim.scratch).mkdir()
+    for number in range(1, 4):
+        shim.commit(engine, rows(number))
+    reader = reader_of(shim)
+    if reads == "load":
+        paths = [file["path"] for file in read(engine, reader, 3)["files"]]
+    else:
+        fields = {"store": reader.store, "backend": reader.backend, "options": reader.options}
+        found = engine.call("changes", **fields, start_version=2, end_version=3)
+        paths = [file["path"] for file in found["files"]]
+
+    def go_on(number):
+        shim.commit(engine, rows(number))
+        engine.settle()
+        clean = {"snapshot": False, "cleanup": True, "wait_ms": 0}
+        engine.call("maintain", **{**shim.load(), **clean})
+
+    for number in range(4, 12):
+        go_on(number)
+    assert paths
+    assert [path for path in paths if not Path(path).exists()] == []
+
+    engine.call("close", store=reader.store, backend=reader.backend)
+    go_on(12)
+    assert [path for path in paths if Path(path).exists()] == []
+
+
 def test_reader_of_the_newest_version_takes_what_the_query_has(query, io):
     """Catches a second copy of a large state for a look at what the query just committed."""
     engine, shim = query

@@ -30,7 +30,7 @@ from statestore.codec.trailer import compute_lineage
 from statestore.core.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.references import FileRef, VersionRef
@@ -50,6 +50,9 @@ class FilesystemVersions(VersionsBase):
         """Paths of the files a caller was told to read; they are not deleted."""
         self._held: tuple[str, ...] = ()
         """Local paths of the same files; holding them keeps the copies."""
+        self._read_pinned: frozenset[str] = frozenset()
+        self._read_held: tuple[str, ...] = ()
+        """The same of readers without a query, who open files one by one, beside its commits."""
 
     def load(
         self,
@@ -92,14 +95,22 @@ class FilesystemVersions(VersionsBase):
     ) -> LoadedVersion:
         """Restore a version for a reader without a query, beside loads and commits.
 
-        Args and errors as `load`. Its files stay until the next commit, or `forget_heads`.
+        Args and errors as `load`. Its files stay until `end_reading`, or `forget_heads`.
         """
         head = self._head_to_load(version, checkpoint_id, None, options)
         restored = self._restore(head, self._chain_to_read, options, from_snapshot)
-        with self._lock:
-            self._pinned |= {self.location.path(ref.path) for ref in restored.refs}
-            self._held += tuple(file.path for file in restored.files)
+        self._keep_for_readers(restored.refs, [file.path for file in restored.files])
         return restored
+
+    def end_reading(self) -> None:
+        """See VersionsBase."""
+        with self._lock:
+            self._read_pinned, self._read_held = frozenset(), ()
+
+    def _keep_for_readers(self, refs: Iterable[FileRef], paths: Iterable[str]) -> None:
+        with self._lock:
+            self._read_pinned |= {self.location.path(ref.path) for ref in refs}
+            self._read_held += tuple(paths)
 
     def _restore(
         self,
@@ -171,6 +182,7 @@ class FilesystemVersions(VersionsBase):
     def forget_heads(self) -> None:
         """Forget the newest versions and unpin the loaded one; the newest snapshot stays known."""
         self._recent.forget()
+        self.end_reading()
         with self._lock:
             self._pinned, self._held = frozenset(), ()
 
@@ -202,7 +214,7 @@ class FilesystemVersions(VersionsBase):
 
     def _is_read(self, name: str) -> bool:
         with self._lock:
-            return self.location.path(name) in self._pinned
+            return self.location.path(name) in self._pinned | self._read_pinned
 
     def changes(
         self, start_version: int, end_version: int, checkpoint_id: str | None
@@ -214,6 +226,8 @@ class FilesystemVersions(VersionsBase):
             end_version: Last version, inclusive.
             checkpoint_id: The attempt of end_version in checkpoint format v2, None in v1.
 
+        Their files stay as those of `read`.
+
         Raises:
             NotFoundError: One of the versions was expired.
             IncompatibleError: One was written whole.
@@ -223,9 +237,7 @@ class FilesystemVersions(VersionsBase):
         refs = deltas_since(self.location, head, start_version)
         check_first_change(self.location, refs, start_version)
         files = [open_ref(self.location, ref) for ref in refs]
-        with self._lock:
-            self._pinned |= {self.location.path(ref.path) for ref in refs}
-            self._held += tuple(file.path for file in files)
+        self._keep_for_readers(refs, [file.path for file in files])
         return head, [ChangeFile(file.trailer, file.path) for file in files]
 
 
