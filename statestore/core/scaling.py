@@ -96,6 +96,7 @@ class Scaler:
         self._cool_down_ms = cool_down_ms
         self._looked_back_ms = max(cool_down_ms, LEAST_BATCHES * interval_ms)
         self._changed_ms = self._ended_ms = now_ms  # the newest change; batch, or start of a run
+        self._began_ms = now_ms - self._looked_back_ms  # since when batches are known
         self._has_tried = False  # a number outside of those allowed is left at the start at once
         self._waiting: tuple[float, int] | None = None  # when, and how many rows
         self._samples: deque[_Sample] = deque()
@@ -145,8 +146,9 @@ class Scaler:
 
     def started(self, now_ms: float) -> None:
         """Begin a run of the query: that none ran before it does not mean that no rows came."""
-        if self._samples and now_ms - self._samples[-1].at_ms > self._looked_back_ms:
+        if not self._samples or now_ms - self._samples[-1].at_ms > self._looked_back_ms:
             self._samples.clear()
+            self._began_ms = now_ms
         self._ended_ms = now_ms
 
     def changed(self, num_partitions: int, before: int, now_ms: float) -> None:
@@ -199,7 +201,8 @@ class Scaler:
     def _fall(self, now: int, now_ms: float) -> Decision | None:
         since_ms = now_ms - self._looked_back_ms
         recent = [sample for sample in self._samples if sample.at_ms > since_ms]
-        if not (recent or self.is_silent(now_ms)):
+        is_known = recent and self._began_ms <= since_ms
+        if not (is_known or self.is_silent(now_ms)):
             return None
         load = _high(recent, now_ms)
         if load.busy >= IDLE:

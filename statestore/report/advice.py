@@ -113,6 +113,8 @@ def _too_small(facts: Facts) -> Iterator[Advice]:
     """Of all stores together, since a rescale changes all of them."""
     rows: Counter[int] = Counter()
     for store in _changeable(facts):
+        if not store.rescalable:
+            return
         for part in store.partitions:
             if part.num_rows is None or _is_large(part):
                 return

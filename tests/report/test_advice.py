@@ -126,6 +126,7 @@ def test_large_state_partitions_are_divided():
     assert told(wide) == more
     assert told(even(4, 6_000_000, max_parallelism=4)) == []
     assert told(even(4, 6_000_000, rescalable=False)) == []
+    assert told(even(64, 1, rescalable=False)) == []
     assert told(even(4, 6_000_000, backend="spark-rocksdb")) == []
     assert told(even(4, 6_000_000, backend="heap")) == []
 

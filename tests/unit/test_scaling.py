@@ -188,6 +188,22 @@ def test_load_of_before_an_outage_decides_nothing():
     assert scaler.decide(4, back_ms) is None
 
 
+def test_one_quiet_batch_after_an_outage_does_not_lower_the_number():
+    """Catches a number that is too small for the next peak, and stays for a whole cool-down."""
+    scaler = Scaler(POWERS, 10_000, 300_000, 0)
+    scaler.note(Load(100_000, 9_000, 100.0, 110.0))
+    back_ms = 100_000
+    for _ in range(10):
+        back_ms += 60_000
+        scaler.started(back_ms)
+
+    for number in range(1, 40):
+        at_ms = back_ms + number * 10_000
+        scaler.note(Load(at_ms, 500, 1.0, 2.0))
+        found = scaler.decide(64, at_ms)
+        assert (found is None) == (number < 30), number
+
+
 def test_slow_sink_does_not_raise_the_number_for_ever():
     """Catches pauses and tasks for nothing: more state partitions do not make a sink faster."""
     machine = Machine(sink_s=0.001, row_s=0.00001)
