@@ -17,16 +17,19 @@ from typing import Any
 import click
 
 from statestore.cli.output import (
+    TERMINATED,
     OneValueCommand,
     output_option,
     print_json,
     print_table,
+    require_not_terminated,
     storage_option,
 )
 from statestore.core.errors import StateStoreError
 from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
 from statestore.core.version import SPARK_MINORS, __version__
 from statestore.io.shim_jar import find_jar
+from statestore.operations.database import QUERY_INTERRUPTED
 
 _ELSEWHERE: dict[str, str] = {
     "branch": "statestore.cli.savepoints",
@@ -64,12 +67,16 @@ _LONGEST_SINGULAR = 3
 
 
 @contextmanager
-def _cleaned_up_when_terminated() -> Iterator[None]:
-    """Leave a block by an exception when the process is asked to end, as Ctrl-C does."""
+def _cleaned_up_when_terminated(ctx: click.Context) -> Iterator[None]:
+    """Leave a block by an exception when the process is asked to end, as Ctrl-C does.
+
+    DuckDB raises another one in its place.
+    """
 
     def stop(number: int, _frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_IGN)  # what is being cleaned up is not to be left half
-        raise SystemExit(128 + number)
+        ctx.meta[TERMINATED] = 128 + number
+        raise SystemExit(ctx.meta[TERMINATED])
 
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -77,6 +84,9 @@ def _cleaned_up_when_terminated() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
+    except BaseException as error:
+        require_not_terminated(ctx, error)
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -121,8 +131,12 @@ class _Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with _cleaned_up_when_terminated():
+            with _cleaned_up_when_terminated(ctx):
                 return super().invoke(ctx)
+        except RuntimeError as error:
+            if str(error) != QUERY_INTERRUPTED:
+                raise
+            raise KeyboardInterrupt from error
         except StateStoreError as error:
             more = f"More: statestore explain {error.kind}"
             raise click.ClickException(f"{error}\n{more}") from error

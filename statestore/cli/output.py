@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TextIO, TypeVar
 
 import click
 from rich.console import Console
@@ -28,6 +28,7 @@ from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.options import StateStoreOptions
 from statestore.core.text import (
     escape_controls,
+    escape_lines,
     format_bytes,
     format_cell,
     format_count,
@@ -238,6 +239,20 @@ def parse_selects(given: Iterable[str]) -> dict[str, str]:
     return parse_settings("--sql", given, "NAME=SELECT")
 
 
+TERMINATED = "statestore.terminated"
+"""Key in the `meta` of Click's context: the exit status, once the process was asked to end."""
+
+
+def require_not_terminated(ctx: click.Context, cause: BaseException | None = None) -> None:
+    """End a process that was asked to end, whatever became of the exception that said so.
+
+    Raises:
+        SystemExit: It was.
+    """
+    if TERMINATED in ctx.meta:
+        raise SystemExit(ctx.meta[TERMINATED]) from cause
+
+
 def print_result(result: Result, *, output: str, done: str | None = "Done.") -> None:
     """Print what an operation that changes something did, or would do.
 
@@ -249,11 +264,16 @@ def print_result(result: Result, *, output: str, done: str | None = "Done.") -> 
     if output == "json":
         print_json(result.fields())
         return
-    click.echo(result)
+    click.echo(escape_lines(str(result)))
     if not result.done:
         done = WITHOUT_DRY_RUN if result.makes_new else WITH_YES
     if result.changes and done:
         click.echo(done)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    """Return whether a stream is a terminal; one that the shell has closed is None."""
+    return stream is not None and stream.isatty()
 
 
 def console() -> Console:
@@ -261,7 +281,7 @@ def console() -> Console:
 
     Text is printed as it is: what people keep in state and call their files looks like markup.
     """
-    is_terminal = sys.stdout.isatty()
+    is_terminal = _is_terminal(sys.stdout)
     return Console(
         force_terminal=is_terminal,  # else FORCE_COLOR says so, of a pipe too
         soft_wrap=not is_terminal,
@@ -344,7 +364,7 @@ def print_table(columns: list[str], rows: list[list[object]]) -> None:
 @contextmanager
 def progress_bar(title: str, *, output: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar with the time that remains, on a terminal; yields what moves it."""
-    shown_on = Console(stderr=True, force_terminal=sys.stderr.isatty())
+    shown_on = Console(stderr=True, force_terminal=_is_terminal(sys.stderr))
     with Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),

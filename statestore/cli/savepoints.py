@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from contextlib import suppress
@@ -154,8 +155,10 @@ def _retain(
         except StorageError as error:
             click.echo(error, err=True)
         raise
-    print_result(result, output=output)
-    _write_metrics(metrics, it, destination, has_failed=False)
+    try:
+        print_result(result, output=output)
+    finally:  # whoever reads the output may be gone
+        _write_metrics(metrics, it, destination, has_failed=False)
 
 
 def _write_metrics(
@@ -214,6 +217,8 @@ def _repeat(every: Every, it: Checkpoint, take: Callable[[], None]) -> None:
                 _take_whole(take)
                 wait_ms = every.due_in_ms(it) or every.interval_ms
             except (StateStoreError, OSError) as error:
+                if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                    raise
                 click.echo(error, err=True)
                 wait_ms = every.retry_ms
 

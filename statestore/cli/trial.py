@@ -18,6 +18,7 @@ from statestore.cli.output import (
     yes_option,
 )
 from statestore.core.defaults import BATCHES_REPEATED
+from statestore.core.text import escape_lines
 
 if TYPE_CHECKING:
     from statestore.api.trial import Trial
@@ -193,7 +194,7 @@ def _show(it: Trial, to: str | None, output: str) -> int:
     if output == "json":
         print_json({**report.fields(), "result": report.result})
     else:
-        click.echo(str(report))
+        click.echo(escape_lines(str(report)))
     if to is not None:
         it.report(to)
     return 0 if report.is_same else 1

@@ -22,6 +22,7 @@ from statestore.cli.output import (
     version_option,
     yes_option,
 )
+from statestore.core.text import escape_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -334,7 +335,7 @@ def _verify(
         fields = {"is_forgotten": found.is_forgotten, "certificate_is_of_keys": is_of_keys}
         print_json({**fields, "search": found.fields()})
     else:
-        click.echo(found.describe())
+        click.echo(escape_lines(found.describe()))
     return 0 if found.is_forgotten and is_of_keys is not False else 1
 
 

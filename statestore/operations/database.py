@@ -18,6 +18,8 @@ _CONFIG: dict[str, Any] = {
     "python_enable_replacements": False,
 }
 
+QUERY_INTERRUPTED = "Query interrupted"
+"""Text of the RuntimeError by which DuckDB ends at a signal, whatever its handler raised."""
 _PARSE = "SELECT json_serialize_sql(?, skip_null := true, skip_empty := true, skip_default := true)"
 _WITHOUT_PARENTHESES = frozenset(
     [

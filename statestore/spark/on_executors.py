@@ -21,7 +21,7 @@ from statestore.core.providers import PROVIDER_KEY, PROVIDERS, REAL_TIME_KEY
 _ROUNDS = 5
 _TASKS_A_CORE = 2
 _FAILED = (
-    r"{\"executor\": \"$PPID\", \"host\": \"$(hostname)\", \"exit\": $?, "
+    r"{\"executor\": \"$PPID\", \"host\": \"$(hostname)\", \"exit\": $status, "
     r"\"python\": \"$python\"}"
 )
 # As the shim chooses, but for an environment that pyspark is in: the first that is there.
@@ -29,7 +29,7 @@ _SCRIPT = (
     'named=$1; shift; for python in "$named" "$PYSPARK_PYTHON"; do case $python in '
     '*/*) [ -x "$python" ];; ?*) true;; *) false;; esac && break; python=; done; '
     ': "${python:=${named:-${PYSPARK_PYTHON:-python3}}}"; '
-    f'"$python" "$@" "$PPID" || echo "{_FAILED}"'
+    f'"$python" "$@" "$PPID" || {{ status=$?; echo "{_FAILED}"; }}'
 )
 
 

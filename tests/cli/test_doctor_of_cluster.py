@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 import threading
 import venv
@@ -17,6 +20,7 @@ from statestore.cli.executor_checks import main
 from statestore.core.options import PREFIX
 from statestore.core.providers import PROVIDERS, REAL_TIME_KEY
 from statestore.io.shim_jar import JAR_VARIABLE, find_jar
+from statestore.spark.on_executors import _SCRIPT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 # Executors of 1 core and 1 GiB, so that each of them has a process of its own.
@@ -145,6 +149,21 @@ def test_python_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert missing.exit_code == 1
     assert "FAIL python on" in missing.output
     assert f"cannot be run: python='{tmp_path}/python'" in missing.output
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_status_of_a_python_that_is_not_there_is_its_own(tmp_path: Path, shell: str) -> None:
+    """Catches the status of another command, 0, in what is told of a Python that cannot be run."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
+    python = tmp_path / "python"
+    done = subprocess.run(
+        [shell, "-c", _SCRIPT, shell, f"./{python.name}"],
+        env={"PATH": os.environ["PATH"], "PYSPARK_PYTHON": "no-such-python"},
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+    assert json.loads(done.stdout)["exit"] == 127
 
 
 def test_arguments_that_spark_submit_refuses_are_named() -> None:

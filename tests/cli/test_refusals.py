@@ -305,7 +305,19 @@ def test_control_characters_of_a_checkpoint_do_not_reach_the_terminal(
     for file in (tmp_path / "below").rglob("metadata"):
         file.write_text("{")
 
-    for words in (["list", hostile], ["verify", hostile], ["list", tmp_path / "below"]):
+    metadata = hostile / "state" / "0" / "_metadata" / "metadata"
+    metadata.write_text(metadata.read_text().replace("stateStoreSave", "\\u001b]0;x\\u0007"))
+    keys = tmp_path / "keys.csv"
+    keys.write_text("key.k\n1\n")
+
+    for words in (
+        ["list", hostile],
+        ["verify", hostile],
+        ["list", tmp_path / "below"],
+        ["rescale", hostile, "--num-partitions", 8],
+        ["repair", hostile],
+        ["forget", hostile, "--keys", keys, "--verify"],
+    ):
         result = CliRunner().invoke(cli, [str(word) for word in words])
         assert "\x1b" not in result.output, words
     assert "\\x1b" in run("list", hostile)

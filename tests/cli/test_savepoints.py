@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -207,6 +208,38 @@ def test_a_savepoint_is_told_whatever_becomes_of_its_metrics(
     assert str(made) in taken.stdout
     assert taken.stdout.endswith("Done.\n")
     assert f"cannot write the metrics of savepoints: file='{nowhere}'" in taken.stderr
+
+
+def test_a_schedule_ends_where_nobody_reads_what_it_prints(
+    tmp_path: Path, query: MadeCheckpoint
+) -> None:
+    """Catches metrics that stand still for ever, since the command writes them no more."""
+    metrics = tmp_path / "one.prom"
+    words = ["savepoint", query.path, tmp_path / "kept", "--keep", 3, "--every", "1s"]
+    reader, writer = os.pipe()
+    os.close(reader)
+
+    with os.fdopen(writer) as output:
+        done = subprocess.run(
+            [sys.executable, "-m", "statestore.cli", *map(str, words), "--metrics", str(metrics)],
+            stdout=output, stderr=subprocess.PIPE, timeout=60, check=False,
+        )  # fmt: skip
+
+    assert done.returncode == 1, done.stderr
+    assert len(list((tmp_path / "kept").glob("savepoint-*"))) == 1
+    assert "statestore_savepoints_failed{" in metrics.read_text()
+
+
+def test_a_command_whose_streams_are_closed_does_what_it_is_asked_to(
+    tmp_path: Path, query: MadeCheckpoint
+) -> None:
+    """Catches a savepoint of a background job that is never taken, without a word."""
+    command = f"{sys.executable} -m statestore.cli savepoint {query.path} {tmp_path / 'one'}"
+
+    done = subprocess.run(["sh", "-c", f"{command} >&- 2>&-"], timeout=60, check=False)
+
+    assert done.returncode == 0
+    assert Savepoint(tmp_path / "one").info.version
 
 
 @pytest.mark.parametrize(("end", "status"), [(KeyboardInterrupt(), 1), (SystemExit(143), 143)])

@@ -4,8 +4,10 @@ import csv
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -51,6 +53,65 @@ def test_numbers_are_aligned_to_the_right_also_sums_and_beside_null(checkpoint):
         "         7  12",
         "       828   -",
     ]
+
+
+SLOW = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range % 7 = b.range % 5"
+
+
+def _shell(checkpoint):
+    """Start a shell on a terminal; returns the process, and the end of the terminal."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "statestore.cli", "sql", str(checkpoint)],
+        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    return process, ours
+
+
+def _read_until(terminal, text):
+    """Read what a terminal shows, until a text."""
+    shown = ""
+    while text not in shown:
+        shown += os.read(terminal, 4096).decode()
+    return shown
+
+
+@pytest.mark.timeout(60)
+def test_ctrl_c_stops_a_statement_and_sigterm_the_shell(checkpoint):
+    """Catches a shell that ends with a traceback of DuckDB's, and one that nothing ends."""
+    process, terminal = _shell(checkpoint)
+    try:
+        _read_until(terminal, "sql> ")
+        os.write(terminal, f"{SLOW};\n".encode())
+        _read_until(terminal, "\n")
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        _read_until(terminal, "stopped")
+        os.write(terminal, b"SELECT upper('again');\n")
+        _read_until(terminal, "AGAIN")
+        os.write(terminal, f"{SLOW};\n".encode())
+        time.sleep(2)
+        process.terminate()
+        assert process.wait(20) == 143
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 1)])
+def test_signal_ends_sql_with_its_status(checkpoint, number, status):
+    """Catches a traceback, and a status by which a scheduler takes its own signal for a fault."""
+    command = [sys.executable, "-m", "statestore.cli", "sql", str(checkpoint), SLOW]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(4)
+        process.send_signal(number)
+        _, shown = process.communicate(timeout=30)
+
+    assert process.returncode == status, shown
+    assert "Traceback" not in shown
 
 
 def test_rows_are_printed_up_to_a_limit(checkpoint):

@@ -18,11 +18,17 @@ import pyarrow as pa
 from statestore.checkpoint.pins import pinned
 from statestore.codec.rows import no_rows
 from statestore.codec.spark_types import distinct_names
-from statestore.core.errors import InvalidArgumentError, StateStoreError
+from statestore.core.errors import InvalidArgumentError
 from statestore.core.ids import RandomIds
 from statestore.core.providers import SPARK_PROVIDERS
 from statestore.io.local import is_disk_full
-from statestore.operations.database import check_words, nodes_of, open_database, parsed
+from statestore.operations.database import (
+    QUERY_INTERRUPTED,
+    check_words,
+    nodes_of,
+    open_database,
+    parsed,
+)
 from statestore.operations.reading.lookup import Asked, demand_of
 from statestore.operations.reading.names import paths_of
 from statestore.operations.reading.read import read_batches, row_schema
@@ -173,7 +179,7 @@ class _Running:
     memory_limit: str
     timeout_ms: int | None
     columns: list[str] = field(default_factory=list)
-    failed: list[StateStoreError] = field(default_factory=list)
+    failed: list[BaseException] = field(default_factory=list)
 
     def find(self) -> list[_Table]:
         """Return the tables that it names, each once.
@@ -339,6 +345,10 @@ class _Running:
 
         try:
             yield
+        except RuntimeError as error:
+            if str(error) != QUERY_INTERRUPTED:
+                raise
+            raise KeyboardInterrupt from error
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             if self.failed:
                 raise self.failed[0] from error
@@ -400,7 +410,7 @@ class _Scanned:
     """Rows, of which what is asked for is read."""
 
     rows: FoundRows
-    failed: list[StateStoreError]
+    failed: list[BaseException]
 
     @property
     def schema(self) -> pa.Schema:
@@ -413,7 +423,9 @@ class _Scanned:
         """Yield columns of the rows for which a filter holds."""
         try:
             yield from self._scan(columns, filter)
-        except StateStoreError as error:
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # also a signal's: DuckDB makes a text of it
             self.failed.append(error)
             raise
 
