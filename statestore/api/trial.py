@@ -202,7 +202,8 @@ class Trial(Shown):
         A promote that was finished is not taken back: the savepoint of the old is the user's.
 
         Guarantee: on return the trial is gone, and the checkpoint as it was, or as it was promoted.
-        After a raise or a kill the same call goes on.
+        Where the old was put back, it has the old's newest version, and none before. After a raise
+        or a kill the same call goes on.
 
         Raises:
             InUseError: A query or another operation is at a checkpoint whose old is put back; or

@@ -448,7 +448,9 @@ def test_drop_says_whether_the_old_came_back(made, tmp_path):
         done = world.trial.drop()
 
         assert plan.puts_back is done.puts_back is puts_back
-        assert ("becomes the old again" in str(done)) is puts_back
+        assert ("becomes the old again, with its newest version" in str(done)) is puts_back
+        if puts_back:
+            assert len(Checkpoint(world.root / "checkpoint").versions()) == 1
         assert world.stands == (new if stands == new else old)
         world.check_whole()
 

@@ -46,6 +46,6 @@ def test_commit_without_space_for_its_file_says_so_by_path(tmp_path: Path) -> No
     assert left == "left="
     assert [line.partition(" ")[0] for line in failures] == ["filesystem"] * 2 + ["rocksdb"] * 2
     for line in failures:
-        assert "LocalDiskException: cannot write the delta: path=" in line
+        assert "LocalDiskException: [storage-full] cannot write the delta: path=" in line
         assert re.search(rf"path={local}/statestore-scratch-\S+/delta-\d+, error=", line)
         assert "To fix: free space on the local disk of the executor (spark.local.dir)" in line

@@ -326,7 +326,7 @@ def test_spill_without_space_is_a_named_error_and_loses_no_row(
 
     failure, counts, commit = shown.splitlines()
     assert commit == failure.replace("failure=", "commit=")
-    assert "LocalDiskException: cannot spill state: path=" in failure
+    assert "LocalDiskException: [storage-full] cannot spill state: path=" in failure
     assert "free space on the local disk" in failure
     put, kept = (int(pair.partition("=")[2]) for pair in counts.split())
     assert 0 < put == kept

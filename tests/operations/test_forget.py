@@ -368,6 +368,7 @@ def test_the_certificate_is_begun_before_anything_changes_and_completed_after(
     assert (document["num_rows"], document["num_rows_before"]) == (1, 40)
     assert document["operator_name"] == "stateStoreSave"
     assert {"statestore", "host", "user", "begun_at", "completed_at", "not_reached"} <= {*document}
+    assert "trials" in str(document["not_reached"])
     prints = document["fingerprints"]
     # Whoever has a key can check it without this package.
     text = json.dumps([str(KEYS[3])]).encode()

@@ -64,6 +64,14 @@ def test_application_has_the_configuration_of_the_submit_line() -> None:
     assert application_conf()[key] == account
 
 
+def test_limits_of_restarts_are_not_of_the_whole_life_of_a_query() -> None:
+    """Catches a query that stops for good at the sixth drained node, months after the first."""
+    restarts = manifest("spark-application")["spec"]["applicationTolerations"]["restartConfig"]
+
+    assert "maxRestartOnFailure" in restarts
+    assert restarts["restartCounterResetMillis"] > 60_000
+
+
 def test_job_is_not_in_the_working_directory() -> None:
     """Catches a driver that ends at once: Spark copies `pyFiles` there, first deleting what is."""
     assert "/work-dir/" not in manifest("spark-application")["spec"]["pyFiles"]
@@ -118,6 +126,10 @@ def test_monitor_asks_executors_at_the_port_of_their_exporter() -> None:
     assert spec["selector"]["matchLabels"] == {"spark-role": "executor"}
     assert policy["podSelector"] == spec["selector"]
     assert policy["ingress"][0]["ports"] == [{"protocol": "TCP", "port": int(port)}]
+    # Where Spark makes no policy, executors still fetch from each other.
+    (let_in,) = policy["ingress"][1]["from"]
+    (roles,) = let_in["podSelector"]["matchExpressions"]
+    assert (roles["key"], roles["values"]) == ("spark-role", ["driver", "executor"])
     # With a port of this name or number the operator keeps no pod: no container declares it.
     assert not endpoint.keys() & {"port", "portNumber", "targetPort"}
     name, address = endpoint["relabelings"]

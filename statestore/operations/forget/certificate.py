@@ -42,6 +42,8 @@ MAX_FINGERPRINTS = 1000
 NOT_REACHED = (
     "savepoints of the checkpoint, and checkpoints restored from them",
     "branches, which share files of the checkpoint and keep them",
+    "trials: rows of the sink, and rows that differ",
+    "a snapshot that an executor of the stopped query is still writing",
     "what the query reads: files, topics, tables",
     "what the query has written: sinks, and logs of the cluster",
     "local disks of executors, until the application has ended",

@@ -189,7 +189,9 @@ class Drop(Result):
         return (*put_back, Change("delete", self.trial))
 
     def __str__(self) -> str:
-        becomes = "becomes the old again" if self.puts_back else "stays as it is"
+        becomes = "stays as it is"
+        if self.puts_back:
+            becomes = "becomes the old again, with its newest version and none before"
         return format_fields(
             [("deletes", self.trial), ("checkpoint", f"{self.checkpoint} {becomes}")]
         )

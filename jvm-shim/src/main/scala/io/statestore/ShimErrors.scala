@@ -36,7 +36,8 @@ final class EngineUnavailableException(message: String, cause: Throwable = null)
 /** The executor's local disk is full or failed; nothing durable is touched. */
 final class LocalDiskException(action: String, path: File, cause: Exception)
     extends RuntimeException(
-      s"cannot $action: path=$path, error=${cause.getMessage}. " +
+      s"[${LocalDiskException.kind(String.valueOf(cause.getMessage))}] " +
+        s"cannot $action: path=$path, error=${cause.getMessage}. " +
         s"To fix: ${LocalDiskException.fix(String.valueOf(cause.getMessage))}",
       cause)
 
@@ -45,11 +46,17 @@ private object LocalDiskException {
 
   private val Raise = "on the machine of the executor raise"
 
-  /** What to do about a failure with this message, of Java's or of RocksDB's. */
+  private def isFull(message: String): Boolean =
+    NoSpace.exists(message.toLowerCase(Locale.ROOT).contains(_))
+
+  /** The kind of error that a failure with this message is, of Java's or of RocksDB's. */
+  def kind(message: String): String = if (isFull(message)) "storage-full" else "storage"
+
+  /** What to do about it. */
   def fix(message: String): String = {
     val disk = "the local disk of the executor (spark.local.dir)"
     val text = message.toLowerCase(Locale.ROOT)
-    if (NoSpace.exists(text.contains(_))) s"free space on $disk"
+    if (isFull(message)) s"free space on $disk"
     else if (text.contains("too many open files")) s"$Raise the limit of open files (ulimit -n)"
     else if (message == "Map failed") s"$Raise vm.max_map_count"
     else s"look at $disk"
