@@ -19,6 +19,8 @@ NO_STORE = "none"
 """ID of a store that keeps nothing: a query on it takes what Spark itself takes."""
 FORMAT_2 = (f"{STATE_STORE}.checkpointFormatVersion", "2")
 """The newer checkpoint format of Spark, which `statestore.configure` sets."""
+COUNTS_ROWS = f"{STATE_STORE}.rocksdb.trackTotalNumberOfRows"
+"""Key by which Spark's RocksDB reads a row for each that it writes, to count them; by default."""
 FINDING = "finding"
 """ID of the same with a row for each key that is asked for: Spark's own part of an aggregation."""
 
@@ -72,7 +74,7 @@ PROVIDERS = (
         f"{SPARK_STATE}.RocksDBStateStoreProvider",
         (
             (f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled", "true"),
-            (f"{STATE_STORE}.rocksdb.trackTotalNumberOfRows", "false"),
+            (COUNTS_ROWS, "false"),
             (f"{STATE_STORE}.rocksdb.blockCacheSizeMB", "64"),
             FORMAT_2,
         ),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pyspark
 
-from benchmarks.workloads import FORMAT_2, OUR_ROCKSDB, OURS, Provider, find_provider
+from benchmarks.workloads import COUNTS_ROWS, FORMAT_2, OUR_ROCKSDB, OURS, Provider, find_provider
 
 JOINS: tuple[tuple[str, str], ...] = (
     (("spark.sql.streaming.join.stateFormatVersion", "4"),)
@@ -63,7 +63,11 @@ def find_stores(names: Sequence[str], given: Provider | None = None) -> list[Pro
 
 
 def given_store(provider_class: str, conf: Sequence[str]) -> Provider:
-    """Return the store of a provider class and of settings, each `key=value`."""
+    """Return the store of a provider class and of settings, each `key=value`.
+
+    Its state is below the checkpoint directory: it goes on from a copy of that.
+    """
     settings = tuple((key, value) for key, _, value in (one.partition("=") for one in conf))
     title = provider_class.rpartition(".")[2]
-    return Provider(GIVEN, title, provider_class, settings, has_families=True)
+    counts = dict(settings).get(COUNTS_ROWS, "true").lower() == "true"
+    return Provider(GIVEN, title, provider_class, settings, counts_rows=counts, has_families=True)

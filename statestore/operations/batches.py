@@ -3,8 +3,10 @@
 The entry of the offset log is that of the batch before with a mark. Committed, the batch is what
 the next one goes on from. Planned and not committed
 
-    of an edit or a `forget` it is a batch without input, as Spark plans it when the watermark has
-        moved: a query that is started runs it on the state of before, and goes on
+    of an edit or a `forget` it changes nothing: a query that is started runs it on the state of
+        before, without input, and goes on. By the watermark and the time of the batch before it
+        gives its sink nothing. So the operation may be done again, whether a query was started
+        meanwhile or not, which nothing tells until it commits
     of a rescale it has another `spark.sql.shuffle.partitions`, as in Spark's own repartition: it is
         unfinished, and Spark refuses to start the query, or before Spark 4.2 the provider does
 
@@ -113,7 +115,10 @@ def read_own_batch(checkpoint: OpenCheckpoint, batch: int) -> OwnBatch | None:
     found = checkpoint.offsets_entry(batch).conf.get(_EDIT_MARK)
     if found == "edited":
         found = "edit"
-    elif found != "forgotten" and (found not in _WHEN_COMMITTED or is_committed):
+    elif found in _WHEN_COMMITTED:
+        if is_committed:
+            return None
+    elif found != "forgotten":
         return None
     return OwnBatch(batch, cast("BatchKind", found), now, now, is_committed)
 
@@ -272,20 +277,9 @@ def with_next_watermark(commit: CommitEntry, watermark_ms: int) -> CommitEntry:
 def with_late_watermark(offsets: OffsetsEntry, watermark_ms: int) -> OffsetsEntry:
     """Return the entry of a batch with the watermark by which the next one drops late rows.
 
-    A query that runs the batch evicts by it. See `evicts_a_range`.
+    See `evicts_a_range`.
     """
     return replace(offsets, metadata={**offsets.metadata, _LATE: watermark_ms})
-
-
-def with_own_watermark(offsets: OffsetsEntry, before: CommitEntry) -> OffsetsEntry:
-    """Return the entry of a batch with the watermark that Spark would plan it with.
-
-    Args:
-        offsets: The entry, as that of the batch before.
-        before: Of the commit log, of the batch before.
-    """
-    moved = max(offsets.metadata.get(_LATE, 0), before.fields.get(_NEXT, 0))
-    return with_late_watermark(offsets, moved)
 
 
 def with_every_expiry_due(offsets: OffsetsEntry) -> OffsetsEntry:

@@ -26,11 +26,9 @@ from statestore.checkpoint.query_log import (
 from statestore.core.errors import FencedError, InUseError, NotFoundError
 from statestore.operations.batches import (
     checkpoint_ids_of,
-    evicts_a_range,
     mark,
     with_every_expiry_due,
     with_next_watermark,
-    with_own_watermark,
 )
 from statestore.operations.in_use import exclusive_use
 
@@ -97,11 +95,10 @@ class Step:
 
         Guarantee: on return the query goes on from the version. Its first batch evicts what has
         ended by the watermark, and takes rows that are late by it, as when a batch of its own moved
-        it. After a kill before the entry of the commit log it goes on from the version before,
-        with a batch without input that evicts by the watermark, or is refused where the number of
-        state partitions changes. After one behind it, it goes on from the new version: rows that
-        were put and had expired may stay, which Spark hides, and its first batch may drop late
-        rows as one after a batch without input does.
+        it. After a kill before the entry of the commit log it goes on from the version before, with
+        the watermark of the batch before, or is refused where the number of state partitions
+        changes. After one behind it, it goes on from the new version, where rows that were put and
+        had expired may stay, which Spark hides.
 
         Raises:
             FencedError: The batch was planned or committed meanwhile.
@@ -114,10 +111,6 @@ class Step:
         before = checkpoint.offsets_entry(batch - 1).with_conf(layout)
         planned = before.with_conf(mark(kind, is_committed=False))
         committed = before.with_conf(mark(kind, is_committed=True))
-        families = (family for file in made.values() for family in file.trailer.column_families)
-        if kind != "rescale" and not evicts_a_range(families):
-            # A query that runs it takes its watermark from there, and would go back to the former.
-            planned = with_own_watermark(planned, done)
         if is_begun:
             checkpoint.offsets.replace(batch, planned.encode())
         else:

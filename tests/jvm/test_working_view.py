@@ -405,7 +405,8 @@ def test_local_disk_that_fails_names_its_cause(classes: Path, tmp_path: Path) ->
     ]
     told = [line.partition(". To fix: ")[2] for line in failures]
     assert told == [free, free, *limits, look, look]
-    assert all("LocalDiskException: cannot write: path=" in line for line in failures)
+    kinds = re.findall(r"LocalDiskException: \[(.*?)\] cannot write: path=", shown)
+    assert kinds == ["storage-full"] * 2 + ["storage"] * 4
     for line in (gone, rocksdb_gone):
         assert f"the directory of the engines is gone: directory={tmp_path}/scratch. " in line
         assert "set spark.local.dir to a directory that nothing cleans" in line

@@ -130,29 +130,37 @@ def test_watermark_that_was_set_is_as_one_that_a_batch_moved(make_lane: MakeLane
     assert windows(lane) == {0: (1, 0), 10: (2, 0), 20: (1, 0)}
 
 
-def test_watermark_stays_where_an_edit_was_killed(make_lane: MakeLane) -> None:
-    """Catches one that goes back: a window that has ended takes rows, and comes out later."""
+def test_a_query_that_ran_in_place_of_a_killed_edit_gives_each_window_once(
+    make_lane: MakeLane,
+) -> None:
+    """Catches a window that comes out in that batch and again after the repeated edit, and a batch
+    of the query's that is taken for the edit's.
+    """
     lane = make_lane(WINDOWS)
     lane.run(*files([event("a", 1, 1), event("a", 1, 12)]))
-    Checkpoint(lane.checkpoint).edit(watermark_ms=START_MS + 20_000)
+    checkpoint = Checkpoint(lane.checkpoint)
+    checkpoint.edit(watermark_ms=START_MS + 20_000)
     io = FaultFileIO(LocalFileIO())
     io.arm(Fault(WRITE_OF_COMMIT, calls=("write",)))
     with pytest.raises(StorageError):
         at(lane.checkpoint, io=io).edit(watermark_ms=START_MS + 30_000)
     end_process(lane.checkpoint)
 
+    lane.run()
+    assert lane.batches[3] == []
+    assert [one.made_by for one in checkpoint.versions(limit=2)] == [None, "edit"]
+    checkpoint.edit(watermark_ms=START_MS + 30_000)
     lane.run(*files([event("a", 1, 13)]))
 
-    assert rows_of(lane, 3) == {10: (1, 0)}
-    assert lane.batches[4] == []  # its row was late
-    checkpoint = Checkpoint(lane.checkpoint)
-    assert [one.made_by for one in checkpoint.versions(limit=3)] == [None, None, "edit"]
-    # The sink has the rows of batch 3.
-    for version in (4, 5):
+    assert [one.made_by for one in checkpoint.versions(limit=3)] == [None, "edit", None]
+    given = [row for batch in sorted(lane.batches) for row in lane.batches[batch]]
+    assert given == ["(0, 1, 0)", "(10, 2, 0)"]
+    # A repair runs the query's batch again, as it was planned.
+    for version in (4, 5, 6):
         for file in (lane.checkpoint / "state").glob(f"0/*/{version}[._]*"):
             file.write_bytes(b"damaged")
     plan = checkpoint.repair(dry_run=True)
-    assert (plan.version, plan.replayed_batch, plan.undone_edits) == (3, 3, ())
+    assert (plan.version, plan.replayed_batch, plan.undone_edits) == (3, 3, (4,))
 
 
 def _last(events: DataFrame) -> DataFrame:

@@ -374,7 +374,7 @@ def _decided(
     last = version.offsets[version.batch]
     if any(of.puts_expiries for of in rows):
         last = with_every_expiry_due(last)
-    if evicts_a_range(of.family for of in rows):
+    if evicts_a_range(of.family for of in rows if of.given is not None):
         # Else Spark never evicts rows that are given and have ended by the watermark.
         last = with_late_watermark(last, 0)
     version = replace(version, offsets={**version.offsets, version.batch: last})
