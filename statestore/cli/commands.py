@@ -17,12 +17,10 @@ from typing import Any
 import click
 
 from statestore.cli.output import (
-    TERMINATED,
     OneValueCommand,
     output_option,
     print_json,
     print_table,
-    require_not_terminated,
     storage_option,
 )
 from statestore.core.errors import StateStoreError
@@ -67,16 +65,14 @@ _LONGEST_SINGULAR = 3
 
 
 @contextmanager
-def _cleaned_up_when_terminated(ctx: click.Context) -> Iterator[None]:
-    """Leave a block by an exception when the process is asked to end, as Ctrl-C does.
-
-    DuckDB raises another one in its place.
-    """
+def _cleaned_up_when_terminated() -> Iterator[None]:
+    """Leave a block by an exception when the process is asked to end, as Ctrl-C does."""
+    told: list[int] = []
 
     def stop(number: int, _frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_IGN)  # what is being cleaned up is not to be left half
-        ctx.meta[TERMINATED] = 128 + number
-        raise SystemExit(ctx.meta[TERMINATED])
+        told.append(128 + number)
+        raise SystemExit(told[0])
 
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -85,7 +81,8 @@ def _cleaned_up_when_terminated(ctx: click.Context) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        require_not_terminated(ctx, error)
+        if told:  # whatever DuckDB has raised in its place
+            raise SystemExit(told[0]) from error
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -131,7 +128,7 @@ class _Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with _cleaned_up_when_terminated(ctx):
+            with _cleaned_up_when_terminated():
                 return super().invoke(ctx)
         except RuntimeError as error:
             if str(error) != QUERY_INTERRUPTED:

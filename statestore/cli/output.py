@@ -239,20 +239,6 @@ def parse_selects(given: Iterable[str]) -> dict[str, str]:
     return parse_settings("--sql", given, "NAME=SELECT")
 
 
-TERMINATED = "statestore.terminated"
-"""Key in the `meta` of Click's context: the exit status, once the process was asked to end."""
-
-
-def require_not_terminated(ctx: click.Context, cause: BaseException | None = None) -> None:
-    """End a process that was asked to end, whatever became of the exception that said so.
-
-    Raises:
-        SystemExit: It was.
-    """
-    if TERMINATED in ctx.meta:
-        raise SystemExit(ctx.meta[TERMINATED]) from cause
-
-
 def print_result(result: Result, *, output: str, done: str | None = "Done.") -> None:
     """Print what an operation that changes something did, or would do.
 

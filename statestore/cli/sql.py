@@ -24,7 +24,6 @@ from statestore.cli.output import (
     print_json,
     print_rows,
     print_written,
-    require_not_terminated,
     storage_option,
     to_option,
 )
@@ -176,9 +175,10 @@ def _shell(run: Callable[[str], None], list_tables: Callable[[], None]) -> None:
 def _shown(act: Callable[[], None]) -> None:
     try:
         act()
-    except (StateStoreError, KeyboardInterrupt) as error:
-        require_not_terminated(click.get_current_context(), error)
-        click.echo(str(error) or "stopped", err=True)
+    except StateStoreError as error:
+        click.echo(str(error), err=True)
+    except KeyboardInterrupt:
+        click.echo("stopped", err=True)
 
 
 def _history() -> Callable[[], None]:

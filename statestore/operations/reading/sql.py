@@ -9,26 +9,22 @@ from __future__ import annotations
 import re
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
 from statestore.checkpoint.pins import pinned
 from statestore.codec.rows import no_rows
 from statestore.codec.spark_types import distinct_names
-from statestore.core.errors import InvalidArgumentError
+from statestore.core.errors import InvalidArgumentError, StateStoreError
 from statestore.core.ids import RandomIds
 from statestore.core.providers import SPARK_PROVIDERS
 from statestore.io.local import is_disk_full
-from statestore.operations.database import (
-    QUERY_INTERRUPTED,
-    check_words,
-    nodes_of,
-    open_database,
-    parsed,
-)
+from statestore.operations.database import check_words, nodes_of, open_database, parsed
 from statestore.operations.reading.lookup import Asked, demand_of
 from statestore.operations.reading.names import paths_of
 from statestore.operations.reading.read import read_batches, row_schema
@@ -41,7 +37,7 @@ from statestore.operations.reading.sql_types import (
 from statestore.operations.reading.tables import find_table, fold_case, list_tables, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     import pyarrow.compute as pc
 
@@ -66,6 +62,7 @@ _TAKEN = ("information_schema", "main", "memory", "pg_catalog", "state", "system
 _MOST_NAMED = 30
 _FUNCTIONS = ("generate_series", "json_each", "json_tree", "range", "unnest")
 """Functions that make a table of their arguments, and of nothing else."""
+_T = TypeVar("_T")
 _INTERRUPT_EVERY_S = 0.1
 _INTERRUPTED = "INTERRUPT Error"
 """Begins the text of what was stopped, where Arrow passes it on."""
@@ -110,16 +107,34 @@ def run_sql(
             tables = running.find()
             stack.enter_context(running.pinned(tables))
             running.register(tables)
-            found = with_short_intervals(connection.sql(sql))
-            reader = found.to_arrow_reader(_BATCH_ROWS)
+            pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="sql"))
+            wait_for = partial(_stoppable, connection, pool)
+            found = wait_for(lambda: with_short_intervals(connection.sql(sql)))
+            reader = wait_for(lambda: found.to_arrow_reader(_BATCH_ROWS))
             stack.callback(reader.close)
             names = distinct_names(reader.schema.names)
             schema = pa.schema(
                 [field.with_name(name) for field, name in zip(reader.schema, names, strict=True)]
             )
             yield no_rows(schema)
-            for batch in reader:
+            while (batch := wait_for(lambda: next(reader, None))) is not None:
                 yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+
+def _stoppable(connection: Any, pool: ThreadPoolExecutor, act: Callable[[], _T]) -> _T:
+    """Do something with the database, and stop it where a signal ends the caller meanwhile.
+
+    In the main thread DuckDB waits for threads of its own, and lets no handler of Python's run.
+    """
+    future = pool.submit(act)
+    try:
+        return future.result()
+    except BaseException:
+        while not future.done():
+            # Again and again: what begins a moment later takes no notice of the first.
+            connection.interrupt()
+            wait([future], _INTERRUPT_EVERY_S)
+        raise
 
 
 def _check_aliases(attached: Mapping[str, OpenCheckpoint]) -> None:
@@ -179,7 +194,7 @@ class _Running:
     memory_limit: str
     timeout_ms: int | None
     columns: list[str] = field(default_factory=list)
-    failed: list[BaseException] = field(default_factory=list)
+    failed: list[StateStoreError] = field(default_factory=list)
 
     def find(self) -> list[_Table]:
         """Return the tables that it names, each once.
@@ -345,10 +360,6 @@ class _Running:
 
         try:
             yield
-        except RuntimeError as error:
-            if str(error) != QUERY_INTERRUPTED:
-                raise
-            raise KeyboardInterrupt from error
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             if self.failed:
                 raise self.failed[0] from error
@@ -410,7 +421,7 @@ class _Scanned:
     """Rows, of which what is asked for is read."""
 
     rows: FoundRows
-    failed: list[BaseException]
+    failed: list[StateStoreError]
 
     @property
     def schema(self) -> pa.Schema:
@@ -423,9 +434,7 @@ class _Scanned:
         """Yield columns of the rows for which a filter holds."""
         try:
             yield from self._scan(columns, filter)
-        except GeneratorExit:
-            raise
-        except BaseException as error:  # also a signal's: DuckDB makes a text of it
+        except StateStoreError as error:
             self.failed.append(error)
             raise
 
