@@ -216,7 +216,7 @@ def measure(query: QueryWorkload, provider: Provider, work: Path) -> list[float]
     """
     batches = run_from_start(query, provider, work)["batches"]
     rows = batches[-1]["state_rows"]
-    if provider.keeps_state and provider.counts_rows and rows != query.keys:
+    if provider.tells_its_rows and rows != query.keys:
         raise RuntimeError(f"rows are missing: state_rows={rows}, keys={query.keys}")
     first_warm = query.load_batches + query.warm_up_batches
     return [float(batch["batch_ms"]) for batch in batches[first_warm:]]

@@ -10,7 +10,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.measurements import Measurements
 from benchmarks.recording import record, replayed_time
-from benchmarks.workloads import READ_FIRST, Provider, find_provider
+from benchmarks.workloads import READ_FIRST, find_provider
 
 pytestmark = [pytest.mark.benchmark(timer=replayed_time), pytest.mark.timeout(7200)]
 
@@ -101,7 +101,7 @@ def test_variable_batch(
     assert all(
         batch["input_rows"] == workload.updates_per_batch for batches in rounds for batch in batches
     )
-    if counts_rows(find_provider(provider)):
+    if find_provider(provider).tells_its_rows:
         assert all(batches[-1]["state_rows"] >= workload.keys for batches in rounds)
     record(
         benchmark,
@@ -173,15 +173,10 @@ def warm_batches(
     workload = measurements.suite.query(query_name)
     batches: list[dict[str, Any]] = run["batches"][1 + workload.warm_up_batches :]
     assert len(batches) == workload.update_batches - workload.warm_up_batches
-    if counts_rows(find_provider(provider)):
+    if find_provider(provider).tells_its_rows:
         assert all(batch["state_rows"] == workload.keys for batch in batches)
     assert all(batch["updated_rows"] == workload.updates_per_batch for batch in batches)
     return batches
-
-
-def counts_rows(provider: Provider) -> bool:
-    """Return whether the rows of its state can be checked."""
-    return provider.keeps_state and provider.counts_rows
 
 
 def counters(batches: list[dict[str, Any]]) -> dict[str, Any]:

@@ -51,6 +51,11 @@ class Provider:
     has_families: bool = False
     only_aggregations: bool = False
 
+    @property
+    def tells_its_rows(self) -> bool:
+        """Whether it has state, and tells how many rows: what can be checked."""
+        return self.keeps_state and self.counts_rows
+
     def can_run(self, query: QueryWorkload) -> bool:
         """Return whether a workload is measured on it."""
         if self.only_aggregations and (query.variable or query.operator != "aggregation"):

@@ -117,7 +117,7 @@ def run_query(
         events=num_rows // len(files) * (len(files) - warm),
         wall_s=second_s.whole + third_s.whole,
         cpu_s=cpu_s,
-        call_s=sum(map(_call_nanos, measured)) / 1e9,
+        call_s=sum(_counted(report, "mapCallNanos") or 0 for report in measured) / 1e9,
         batch_ms=median(
             report["durationMs"]["triggerExecution"]
             for report in measured
@@ -127,7 +127,7 @@ def run_query(
         state_rows=sum(one["numRowsTotal"] for one in measured[-1]["stateOperators"]),
         state_bytes=sum(file.stat().st_size for file in state.rglob("*") if file.is_file()),
         check=Check(sum(one["rows"] for one in made), sum(one["hash"] for one in made)),
-        restart_files=_loaded_files(third[0]),
+        restart_files=_counted(third[0], "statestoreLoadedFiles"),
     )
 
 
@@ -170,7 +170,7 @@ def _run_part(
     running.awaitTermination()
     times = _Times(first_batch, time.perf_counter() - began)
     reports = [json.loads(one.json) for one in running.recentProgress]
-    # All stores of this process.
+    # Closes all stores of this process.
     jvm: Any = spark._jvm
     jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()
     return [one for one in reports if one["observedMetrics"]], times
@@ -189,14 +189,6 @@ def _start(
         .trigger(availableNow=True)
         .start()
     )
-
-
-def _call_nanos(report: dict[str, Any]) -> int:
-    return _counted(report, "mapCallNanos") or 0
-
-
-def _loaded_files(report: dict[str, Any]) -> int | None:
-    return _counted(report, "statestoreLoadedFiles")
 
 
 def _counted(report: dict[str, Any], metric: str) -> int | None:

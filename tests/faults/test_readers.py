@@ -68,10 +68,14 @@ def test_readers_of_older_versions_cost_the_query_no_fetch(query, io):
     assert io.fetched_bytes == 0
 
 
+@pytest.mark.parametrize("storage", ["disk", "s3"])
 @pytest.mark.parametrize("reads", ["load", "changes"])
-def test_files_of_a_reader_stay_until_it_closes(tmp_path, reads):
+def test_files_of_a_reader_stay_until_it_closes(reads, storage, tmp_path, s3_server, bucket):
     """Catches a read beside a query that fails since a commit has let its copies go."""
-    shim = Shim(tmp_path, min_versions_to_retain=2, snapshot_max_chain_length=2)
+    options = {"min_versions_to_retain": 2, "snapshot_max_chain_length": 2}
+    if storage == "s3":
+        options |= {**s3_server.options(fetch_cache_bytes=0), "root": f"s3://{bucket}/ck/state"}
+    shim = Shim(tmp_path, **options)
     shim.store["provider"] = "query"
     engine = Engine(f"{tmp_path}/engine")
     Path(shim.scratch).mkdir()
@@ -90,13 +94,14 @@ def test_files_of_a_reader_stay_until_it_closes(tmp_path, reads):
         engine.settle()
         clean = {"snapshot": False, "cleanup": True, "wait_ms": 0}
         engine.call("maintain", **{**shim.load(), **clean})
+        engine.call("load", **shim.load())  # copies that nobody holds go
 
     for number in range(4, 12):
         go_on(number)
     assert paths
     assert [path for path in paths if not Path(path).exists()] == []
 
-    engine.call("close", store=reader.store, backend=reader.backend)
+    engine.call("close", store=reader.store, backend=reader.backend, options=reader.options)
     go_on(12)
     assert [path for path in paths if Path(path).exists()] == []
 
