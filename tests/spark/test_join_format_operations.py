@@ -188,8 +188,8 @@ def test_rows_equal_never_edited_when_what_was_deleted_is_put(
 ) -> None:
     """Catches an edit that loses a row of a list, or its order, and a family that takes none."""
     reference, lane = make_lane(query, ROCKSDB, V2), make_lane(query, FILESYSTEM, V2)
-    run_plan(reference)
-    lane.run(*query.plan[0])
+    for one in (reference, lane):
+        one.run(*query.plan[0])
     history = history_of(Checkpoint(lane.checkpoint))
 
     for address, rows in history.items():
@@ -206,7 +206,12 @@ def test_rows_equal_never_edited_when_what_was_deleted_is_put(
     assert {name: _shown_rows(rows) for name, rows in history_of(written).items()} == {
         name: _shown_rows(rows) for name, rows in history.items()
     }
-    lane.run(*query.plan[1])
+    first, *others = query.plan[1]
+    if query.conf[JOIN_FORMAT] == "4":
+        # Where rows were put, its first batch takes late rows.
+        first = _without_late_rows(first, newest_watermark(lane.checkpoint))
+    for one in (reference, lane):
+        one.run(first, *others)
     assert_same(reference, lane)
 
 
