@@ -139,6 +139,7 @@ class S3Server:
         A lost reply is one to a request that was carried out; `unconditional` carries it out
         whatever its condition is. Of several files to delete, `one-refused` refuses the first, and
         so does `one-throttled`, for now. `conflict` is the answer to one of two writes of a key.
+        `replaced` is the answer to a copy of a part of an object that is another by now.
         `no-upload` is the answer where an upload in parts has ended, and `page` that of a web
         server. `kms-throttled` is a refusal of the server of keys. `needs-md5` refuses a request
         without. A function is called before the request is refused.
@@ -212,6 +213,8 @@ class S3Server:
         if fault == "page":
             start_response("200 OK", [("Content-Type", "text/html")])
             return [b"<html>Welcome</html>"]
+        if fault == "replaced":
+            return _refuse(start_response, "412 Precondition Failed", "PreconditionFailed")
         if fault == "no-upload":
             return _refuse(start_response, "404 Not Found", "NoSuchUpload")
         if fault == "expired":

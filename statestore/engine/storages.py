@@ -81,7 +81,7 @@ class Storages:
         self._hadoop = hadoop
         self._memory: tuple[CheckpointMemoryAddress, FileIO] | None = None
         self._cache: FetchCache | None = None
-        self._s3: dict[S3Settings, FileIO] = {}
+        self._s3: dict[tuple[S3Settings, object], FileIO] = {}
         self._hadoop_ios: dict[tuple[str, str], FileIO] = {}
         self._checkpoints: dict[tuple[str, str], _Checkpoint] = {}
         self._locations: dict[StoreLocation, StoreLocation] = {}
@@ -266,13 +266,14 @@ class Storages:
         return self._local
 
     def open_s3(self, settings: S3Settings) -> FileIO:
-        """Return S3, which all queries of equal settings share."""
+        """Return S3, which all queries of equal settings share, of one profile's keys."""
+        key = settings, settings.profile_mark()
         with self._lock:
-            found = self._s3.pop(settings, None)
+            found = self._s3.pop(key, None)
             if found is None:
                 cache = self._shared_cache(settings.cache_bytes)
                 found = open_s3(cache.directory, settings, cache)
-            self._s3[settings] = found
+            self._s3[key] = found
             # Each new session token makes another one. Its threads end with the last who uses it.
             while len(self._s3) > _MOST_S3:
                 del self._s3[next(iter(self._s3))]

@@ -272,6 +272,7 @@ class HadoopFileIO:
     def _local_file(self) -> Iterator[str]:
         directory = self._cache.directory
         with named_errors("make a local file", directory):
+            os.makedirs(directory, exist_ok=True)  # something else may have deleted it
             descriptor, local_path = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=directory)
         os.close(descriptor)
         try:

@@ -27,6 +27,7 @@ from botocore.exceptions import (
     ResponseStreamingError,
 )
 from botocore.response import StreamingBody
+from s3transfer import exceptions as s3transfer_exceptions
 from s3transfer.utils import ReadFileChunk
 from urllib3.exceptions import HTTPError
 
@@ -47,6 +48,7 @@ from statestore.io.s3_client import (
     is_certain,
     is_conflict,
     is_passing,
+    is_upload_gone,
     make_client,
     named_s3_errors,
     status_of,
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 T = TypeVar("T")
+_REPLACED: Any = getattr(s3transfer_exceptions, "S3CopyFailedError", ())
+"""Raised by s3transfer that asks for parts by the tag of the first; an older one does not."""
 U = TypeVar("U")
 
 PART_BYTES = 8 * 1024 * 1024
@@ -279,10 +283,20 @@ class S3FileIO:
             source, encrypted = {"Bucket": bucket, "Key": key}, self._encryption()
             try:
                 self._client.copy(source, new_bucket, new_key, ExtraArgs=encrypted)
+            except _REPLACED as error:  # each part is asked for by the tag of the first
+                raise replaced_file(path) from error
             except ClientError as error:
-                if status_of(error) == 412:  # each part is asked for by the tag of the first
-                    raise replaced_file(path) from error
-                raise
+                # Of the copy in parts that had ended the reply was lost.
+                if not is_upload_gone(error) or not self._is_like(path, new_path):
+                    raise
+
+    def _is_like(self, *paths: str) -> bool:
+        """Return whether objects are there, of one size."""
+        names = [dict(zip(("Bucket", "Key"), _split(path), strict=True)) for path in paths]
+        try:
+            return len({self._client.head_object(**one)["ContentLength"] for one in names}) == 1
+        except (ClientError, BotoCoreError):
+            return False
 
     def _list(
         self, directory: str, delimiter: str, *, has_marks: bool = False
@@ -374,7 +388,9 @@ class S3FileIO:
             found = self._client.head_object(**target.names)
         except (ClientError, BotoCoreError):
             return False
-        return bool(found["Metadata"].get(_PUBLICATION) == publication)
+        # Some servers, and proxies before them, send names of headers in upper case.
+        marks = {name.lower(): mark for name, mark in found["Metadata"].items()}
+        return bool(marks.get(_PUBLICATION) == publication)
 
     def _put(self, body: bytes | BinaryIO, target: _Target) -> None:
         self._client.put_object(Body=body, **target.names, **target.is_new, **target.how)

@@ -190,18 +190,22 @@ def is_conflict(error: ClientError | BotoCoreError) -> bool:
     return _code(error) == _CONFLICT
 
 
+def is_upload_gone(error: ClientError | BotoCoreError) -> bool:
+    """Return whether an upload was ended, maybe by a try whose reply was lost."""
+    return _code(error) == _NO_UPLOAD
+
+
 def is_certain(error: ClientError | BotoCoreError) -> bool:
     """Return whether a failed write has surely left nothing.
 
     Otherwise the reply to a successful try may have been lost.
     """
     status = status_of(error)
-    # A missing upload was ended, maybe by a try whose reply was lost.
     return (
         status is not None
         and status < 500
         and status not in (408, 412)
-        and _code(error) != _NO_UPLOAD
+        and not is_upload_gone(error)
     )
 
 
@@ -255,7 +259,7 @@ def _raise_named(
             endpoint=endpoint,
             to_fix="create the bucket, or correct the URI or the endpoint",
         ) from error
-    if status == 404 and code != _NO_UPLOAD:
+    if status == 404 and not is_upload_gone(error):
         raise missing_file(path, action) from error
     if status == 412:
         raise existing_file(path) from error
@@ -286,7 +290,12 @@ def _raise_named(
             file=path,
             endpoint=endpoint,
             reason=str(error),
-            to_fix="check endpoint and region, and the network of this machine",
+            to_fix="check endpoint and region, and the network of this machine"
+            + (
+                "; a server that has no name for each bucket needs s3.pathStyle=true"
+                if settings.endpoint and not settings.path_style
+                else ""
+            ),
         ) from error
     raise StorageError(
         f"cannot {action}",

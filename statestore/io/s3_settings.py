@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.core.errors import InvalidArgumentError
@@ -50,6 +52,20 @@ class S3Settings:
                 missing="s3.secretKey" if self.access_key else "s3.accessKey",
                 to_fix="set both, or neither to take the AWS chain's",
             )
+
+    def profile_mark(self) -> tuple[int, ...]:
+        """Return what changes with the files of the AWS profile, whose keys a client reads once."""
+        if self.access_key:
+            return ()
+        files = {"AWS_SHARED_CREDENTIALS_FILE": "credentials", "AWS_CONFIG_FILE": "config"}
+        marks = []
+        for variable, name in files.items():
+            path = Path(os.environ.get(variable, f"~/.aws/{name}")).expanduser()
+            try:
+                marks.append(path.stat().st_mtime_ns)
+            except OSError:
+                marks.append(0)
+        return tuple(marks)
 
     @classmethod
     def from_options(cls, options: StateStoreOptions) -> S3Settings:

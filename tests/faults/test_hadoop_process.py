@@ -103,6 +103,18 @@ def test_files_of_a_directory_are_deleted_together_and_no_other(tmp_path, mounte
         assert sorted(info.name for info in io.list("/data")) == ["b", "d"]
 
 
+def test_directory_of_copies_that_something_else_has_deleted_is_made_again(tmp_path, mounted):
+    """Catches a checkpoint that is said to have lost a file, until the application ends."""
+    file_system, conf = mounted
+    cache = tmp_path / "cache"
+    with closing(HadoopProcess(conf)) as files:
+        io = open_io(files, file_system, cache)
+        for number in range(2):
+            io.write(f"/data/made-{number}", b"rows", sync=True, overwrite=False)
+            assert io.read_tail(f"/data/made-{number}", 10) == (b"rows", 4)
+            shutil.rmtree(cache)
+
+
 def test_full_local_disk_is_not_taken_for_a_full_file_system(tmp_path, mounted):
     """Catches free space that is looked for on HDFS, or a thread that a bare OSError ends."""
     file_system, conf = mounted

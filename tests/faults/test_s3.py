@@ -19,6 +19,7 @@ from botocore.response import StreamingBody
 from urllib3.exceptions import SSLError
 
 from statestore import Checkpoint
+from statestore.core.clock import SystemClock
 from statestore.core.errors import (
     CorruptionError,
     FencedError,
@@ -27,10 +28,11 @@ from statestore.core.errors import (
     StorageError,
 )
 from statestore.core.options import StateStoreOptions
+from statestore.engine.storages import Storages
 from statestore.io import s3_client, storage
 from statestore.io.s3 import MOST_PARTS, PART_BYTES, S3FileIO, part_bytes_of
 from statestore.io.s3_settings import S3Settings, resolve_s3_path
-from tests.s3_server import REGION
+from tests.s3_server import REGION, WRONG_KEY
 from tests.seams import at
 from tests.seaweed import IS_CHOSEN
 
@@ -264,6 +266,51 @@ def test_lost_reply_is_read_back(io, s3_server, bucket, overwrite, times):
     assert io.read_tail(f"/{bucket}/a", 10) == (b"rows", 4)
 
 
+def test_lost_reply_is_read_back_whatever_the_case_of_headers(io, s3_server, bucket, monkeypatch):
+    """Catches an edit that counts and fails, and is done twice: proxies change names of headers."""
+    head = io._client.head_object
+
+    def in_title_case(**names):
+        found = head(**names)
+        return found | {"Metadata": {key.title(): mark for key, mark in found["Metadata"].items()}}
+
+    monkeypatch.setattr(io._client, "head_object", in_title_case)
+    s3_server.fail("PUT", "reply-lost")
+
+    io.write(f"/{bucket}/a", b"rows", sync=True, overwrite=False)
+
+    assert io.read_tail(f"/{bucket}/a", 10) == (b"rows", 4)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_lost_reply_to_the_end_of_a_copy_in_parts_is_read_back(
+    io, s3_server, bucket, local_file, is_there
+):
+    """Catches a promote that stays half way, and a copy that is taken for one and is not there."""
+    io.publish(local_file(bytes(LARGE)), f"/{bucket}/a", sync=True, overwrite=False)
+    if is_there:
+        s3_server.fail("COMPLETE", "reply-lost")
+    s3_server.fail("COMPLETE", "no-upload")
+
+    if is_there:
+        io.link(f"/{bucket}/a", f"/{bucket}/b", sync=True)
+        assert io.read_tail(f"/{bucket}/b", 1) == (b"\0", LARGE)
+    else:
+        with pytest.raises(StorageError, match="check the storage, and try again"):
+            io.link(f"/{bucket}/a", f"/{bucket}/b", sync=True)
+        with pytest.raises(NotFoundError):
+            io.read_tail(f"/{bucket}/b", 1)
+
+
+def test_file_that_is_replaced_while_it_is_copied_is_named(io, s3_server, bucket, local_file):
+    """Catches an error of a library that nothing of ours turns into one."""
+    io.publish(local_file(bytes(LARGE)), f"/{bucket}/a", sync=True, overwrite=False)
+    s3_server.fail("PUT", "replaced")
+
+    with pytest.raises(StorageError, match="a file was replaced while it was read"):
+        io.link(f"/{bucket}/a", f"/{bucket}/b", sync=True)
+
+
 @pytest.mark.parametrize("overwrite", [True, False])
 @pytest.mark.parametrize("faults", [["reply-lost"] * 3, ["reply-lost", "no-upload"]])
 def test_lost_reply_to_the_end_of_an_upload_is_read_back(
@@ -319,7 +366,9 @@ def test_server_that_is_away_for_a_while_is_asked_again(tmp_path, monkeypatch):
     """Catches a query that ends within a second, since the server was starting anew."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         endpoint = f"http://127.0.0.1:{free.getsockname()[1]}"
-    settings = S3Settings(endpoint=endpoint, region=REGION, path_style=True, max_attempts=3)
+    settings = S3Settings(
+        endpoint, REGION, path_style=True, max_attempts=3, access_key=WRONG_KEY, secret_key=REGION
+    )
     io = S3FileIO(str(tmp_path), settings)
     slept = []
     monkeypatch.setattr("botocore.endpoint.time.sleep", slept.append)
@@ -604,6 +653,26 @@ def test_refusal_that_is_no_matter_of_permission_says_its_cause(
     assert caught.value.fields["code"] == code
 
 
+def test_profile_that_was_renewed_is_read_again(s3_server, bucket, tmp_path, monkeypatch):
+    """Catches keys that have expired, and that an engine has until its application ends."""
+    profile = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(profile))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    storages = Storages(str(tmp_path / "fetched"), SystemClock())
+
+    def write(key):
+        profile.write_text(f"[default]\naws_access_key_id={key}\naws_secret_access_key=s\n")
+        io = storages.open_s3(s3_server.settings())
+        io.write(f"/{bucket}/{key}", b"rows", sync=True, overwrite=True)
+        return io
+
+    with pytest.raises(StorageError) as caught:
+        write(WRONG_KEY)
+    assert caught.value.kind == "permission-denied"
+    assert write("another") is storages.open_s3(s3_server.settings())
+
+
 def test_missing_credentials_fail_at_once(monkeypatch, s3_server, bucket, tmp_path):
     """Catches a traceback of botocore where an error of ours belongs."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -635,6 +704,18 @@ def test_unreachable_server_is_named(s3_server, tmp_path):
         io.read_tail("/bucket/a", 10)
 
     assert caught.value.fields["endpoint"] == "http://127.0.0.1:9"
+    assert "pathStyle" not in caught.value.to_fix
+
+
+def test_server_without_names_for_buckets_is_told_its_option(s3_server, tmp_path, monkeypatch):
+    """Catches advice to check what is right."""
+    settings = s3_server.settings(
+        endpoint="http://nosuch.invalid:9", max_attempts=1, path_style=False
+    )
+    with pytest.raises(StorageError) as caught:
+        S3FileIO(str(tmp_path), settings).read_tail("/bucket/a", 10)
+
+    assert "s3.pathStyle=true" in caught.value.to_fix
 
 
 def test_fetched_files_stay_within_their_budget(s3_server, bucket, tmp_path):
