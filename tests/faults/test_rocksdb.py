@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from statestore.backends.rocksdb import sst
-from statestore.backends.rocksdb.database_memory import DatabaseMemory
+from statestore.backends.rocksdb.database_memory import TABLE_FORMAT, DatabaseMemory
 from statestore.backends.rocksdb.merging import merge_files, read_file
 from statestore.checkpoint.layout import StoreLocation
 from statestore.checkpoint.rescaling import plan_rescale, write_rescaled_version
@@ -22,6 +22,7 @@ from statestore.codec.trailer import RowCounts
 from statestore.core.clock import SystemClock
 from statestore.core.errors import (
     CorruptionError,
+    InternalError,
     InvalidArgumentError,
     NotFoundError,
     StateStoreError,
@@ -30,6 +31,7 @@ from statestore.core.options import StateStoreOptions
 from statestore.engine.session import Session
 from statestore.engine.sessions import MAX_CLOSED_STORES
 from statestore.io.local import LocalFileIO
+from tests.checkpoints import files_below
 from tests.engine_process import EngineProcess
 from tests.fault_io import FaultFileIO
 from tests.seams import at
@@ -87,6 +89,16 @@ def test_damaged_sst_is_named_and_never_read(checkpoint, pattern, how):
     assert str(path) in str(raised.value)
     # A version before it is made of other files.
     assert load(root, 3) == versions[3]
+
+
+def test_tables_have_the_format_that_every_executor_reads(checkpoint):
+    """Catches what a newer library merges, and no executor can read, durable by then."""
+    root, _ = checkpoint
+    tables = [SealedFile(str(path)).block_bytes(0) for path in root.rglob("*.sst")]
+    # Behind it is the magic number of the table.
+    found = {int.from_bytes(table.to_pybytes()[-12:-8], "little") for table in tables}
+    assert len(tables) > 7
+    assert found == {TABLE_FORMAT}
 
 
 @pytest.mark.parametrize("how", ["flip", "cut"])
@@ -287,6 +299,27 @@ def merge_all_but_the_first(root, head):
         sst_options=DatabaseMemory(1 << 20).options(OPTIONS),
         sync=False,
     )
+
+
+def test_wrong_number_of_keys_is_caught_before_a_merge_is_published(checkpoint):
+    """Catches a metric that drifts from the rows, and a merge that loses some."""
+    root, versions = checkpoint
+    with at(root, options=OPTIONS).open_store(version=3) as store:
+        head = store._head
+    wrong = replace(head, trailer=replace(head.trailer, num_keys=len(versions[3]) + 1))
+    before = files_below(root)
+
+    def merge(head):
+        return merge_files(
+            location_of(root), head, head.chain, is_whole=True, scratch_directory=str(root),
+            sst_options=DatabaseMemory(1 << 20).options(OPTIONS), sync=False,
+        )  # fmt: skip
+
+    with pytest.raises(InternalError, match="not as many"):
+        merge(wrong)
+
+    assert files_below(root) == before
+    assert merge(head).trailer.rows.put == len(versions[3])
 
 
 @pytest.mark.extended

@@ -176,6 +176,33 @@ def test_outage_of_the_storage_leaves_the_local_database(tmp_path, fault):
         assert list(here.scan()) == list(there.scan())
 
 
+def test_local_disk_without_hard_links_is_gone_on_with(tmp_path, monkeypatch):
+    """Catches a whole download for each batch that is made again, where a volume has no links."""
+
+    def refuse(*_):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    io = FaultFileIO(LocalFileIO())
+    io.arm(Fault(10**9))
+    with two_handles(tmp_path, io=io) as (there, here, _):
+        put(there, 4)
+        here._versions.load(4, None, None, OPTIONS)
+        before = here._versions._head_to_load(3, None, None, OPTIONS)
+        num_calls = len(io.trace)
+        monkeypatch.setattr(Path, "hardlink_to", refuse)
+
+        database = here._versions._local.stand_at(before, OPTIONS)
+
+        assert database.at == before.trailer.version_ref
+        assert not [call for call in io.trace[num_calls:] if call.startswith("fetch")]
+
+
+def test_view_that_cannot_be_opened_is_named(tmp_path):
+    """Catches a text of a library without a cause or a fix, of a disk or its limits."""
+    with pytest.raises(StorageError, match="open the local database"):
+        View(str(tmp_path / "gone"))
+
+
 def test_full_disk_leaves_the_local_database_and_no_copies(tmp_path, monkeypatch):
     """Catches a whole download, which takes more space, and copies that stay until the end."""
     with two_handles(tmp_path) as (there, here, held):

@@ -329,9 +329,15 @@ class LocalDatabase:
         path.mkdir(parents=True)
         if view is not None:
             for source in Path(view).iterdir():
+                if source.name == _VERSION_FILE:
+                    continue
+                # RocksDB writes on in the others; a file system may have no hard links.
+                is_linked = False
                 if source.suffix == ".sst":
-                    (path / source.name).hardlink_to(source)
-                elif source.name != _VERSION_FILE:
+                    with suppress(OSError):
+                        (path / source.name).hardlink_to(source)
+                        is_linked = True
+                if not is_linked:
                     shutil.copyfile(source, path / source.name)
         self._db = Rdict(str(path), self._options)
         self._path = path

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from statestore.core.options import StateStoreOptions
 
 BLOOM_BITS_PER_KEY = 10
+TABLE_FORMAT = 6
+"""Of RocksDB's tables: the newest that the RocksDB of Spark 4.0 reads. What a newer library merged
+in a newer one could be read by no executor."""
 COMPACTION_THREADS = 2
 """Threads of a process that compact, for all its databases together."""
 
@@ -65,6 +68,7 @@ class DatabaseMemory:
         made.set_disable_auto_compactions(not is_kept)
         made.create_if_missing(True)
         table = BlockBasedOptions()
+        table.set_format_version(TABLE_FORMAT)
         table.set_block_cache(self.cache)
         # In pieces, so that a cache smaller than all filters still serves a lookup by reading a few
         # small blocks.

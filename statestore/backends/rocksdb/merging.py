@@ -147,7 +147,8 @@ def read_file(
     with tempfile.TemporaryDirectory(prefix="file-", dir=scratch_directory) as directory:
         copy = sst.extract_sst(file, f"{directory}/1.sst")
         if copy is not None:
-            database = database_of([copy], directory, memory.options(options))
+            with local_errors("open a file", directory):
+                database = database_of([copy], directory, memory.options(options))
             try:
                 yield from sst.decode_rows(all_pieces(database))
             finally:

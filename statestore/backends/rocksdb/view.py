@@ -33,7 +33,8 @@ class View:
     def __init__(self, path: str, owned: KeyGroupSet | None = None) -> None:
         options = Options(raw_mode=True)
         options.set_max_open_files(-1)
-        self._database = Rdict(path, options, access_type=AccessType.read_only())
+        with local_errors("open the local database", path):
+            self._database = Rdict(path, options, access_type=AccessType.read_only())
         self._owned = owned
         self._path = path
 

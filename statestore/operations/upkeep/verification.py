@@ -29,8 +29,8 @@ class Finding:
         kind: Kind of the error, as in statestore.core.errors.KINDS.
         problem: The error's text.
         is_recoverable: Whether all rows of the version are there all the same: in the files that a
-            damaged snapshot or merged file was made of, or since only the entry of the batch after
-            it is damaged.
+            damaged snapshot was made of (filesystem, heap), or since only the entry of the batch
+            after it is damaged.
         file: Path of the file that is damaged or missing; None where it is not one file.
     """
 

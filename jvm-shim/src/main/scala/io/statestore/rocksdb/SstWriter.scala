@@ -155,6 +155,8 @@ private[statestore] final class SstSettings private (compression: String, blockS
       else CompressionType.getCompressionType(compression))
     .setTableFormatConfig(
       new BlockBasedTableConfig()
+        // As TABLE_FORMAT in statestore/backends/rocksdb/database_memory.py.
+        .setFormatVersion(6)
         .setBlockSize(blockSizeKB * 1024L)
         .setIndexType(IndexType.kTwoLevelIndexSearch)
         .setPartitionFilters(true)
