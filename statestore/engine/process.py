@@ -37,6 +37,7 @@ class Handshake:
         engine: Name of the process among those of the scratch directory.
         application: ID of the Spark application that it serves; "" where none is known.
         executor: ID of the executor, likewise.
+        beside: Directories in any of which another JVM may have its scratch directory.
     """
 
     token: str
@@ -44,6 +45,7 @@ class Handshake:
     engine: str
     application: str = ""
     executor: str = ""
+    beside: tuple[str, ...] = ()
 
 
 def read_handshake(stdin: BinaryIO) -> Handshake:
@@ -60,6 +62,7 @@ def read_handshake(stdin: BinaryIO) -> Handshake:
             handshake[name] for name in ("version", "protocol", "scratch", "engine")
         )
         serves = {name: handshake.get(name, "") for name in ("application", "executor")}
+        beside = tuple(map(str, handshake.get("beside", ())))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ProtocolError(
             "the engine was started without a handshake",
@@ -82,7 +85,7 @@ def read_handshake(stdin: BinaryIO) -> Handshake:
             to_fix="set spark.jars to the output of `statestore jar` of this Python, or "
             "spark.sql.streaming.stateStore.engine.package to embedded",
         )
-    return Handshake(token, scratch, engine, **serves)
+    return Handshake(token, scratch, engine, **serves, beside=beside)
 
 
 def run_process(serve: Callable[[Handshake], tuple[int, Callable[[], bool]]]) -> int:
@@ -124,7 +127,7 @@ def run_process(serve: Callable[[Handshake], tuple[int, Callable[[], bool]]]) ->
     }
     stdout.write(f"READY {json.dumps(ready)}\n")
     stdout.close()
-    scratch.sweep_beside(NAME_PATTERN, SystemClock())
+    scratch.sweep_beside(NAME_PATTERN, SystemClock(), handshake.beside)
     while sys.stdin.buffer.read(65536):
         pass
     # The JVM is gone; threads in the middle of a snapshot report to none.

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 from statestore.core.process import find_process
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from statestore.core.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -60,16 +62,18 @@ class ScratchDirectory:
             _used_here.discard(self._real_path)
             raise
 
-    def sweep_beside(self, pattern: str, clock: Clock) -> int:
-        """Remove stale directories of this user in the same parent; return how many.
+    def sweep_beside(self, pattern: str, clock: Clock, parents: Iterable[str] = ()) -> int:
+        """Remove stale directories of this user in the same parent, and in others; return how many.
 
         Never raises: a directory that cannot be removed stays for the next one who sweeps.
 
         Args:
             pattern: What their names are like.
             clock: The current time.
+            parents: The others.
         """
-        candidates = Path(self._real_path).parent.glob(pattern)
+        all_parents = {os.path.realpath(path) for path in (f"{self._real_path}/..", *parents)}
+        candidates = (path for parent in all_parents for path in Path(parent).glob(pattern))
         return sum(_remove_if_stale(path, clock.now_ms()) for path in candidates)
 
     def release(self) -> None:

@@ -419,10 +419,13 @@ def test_scratch_directory_of_another_machine_is_not_swept(tmp_path):
             lock.write_text(mark)
         os.utime(lock, (0, 0))
 
-    own = ScratchDirectory(f"{tmp_path}/statestore-scratch-new")
+    own = ScratchDirectory(f"{tmp_path}/disk-2/statestore-scratch-new")
 
-    assert own.sweep_beside(NAME_PATTERN, SystemClock()) == 2
-    assert sorted(path.name[19:] for path in tmp_path.iterdir()) == ["new", "other"]
+    assert own.sweep_beside(NAME_PATTERN, SystemClock()) == 0
+    disks = [str(tmp_path), f"{tmp_path}/disk-2", f"{tmp_path}/gone"]
+    assert own.sweep_beside(NAME_PATTERN, SystemClock(), disks) == 2
+    assert [path.name for path in tmp_path.glob("statestore-*")] == ["statestore-scratch-other"]
+    assert Path(own.path).exists()
 
 
 def test_stale_scratch_directories_are_swept_and_used_ones_are_not(tmp_path):

@@ -6,7 +6,7 @@ import java.util.concurrent.atomic.LongAdder
 
 import scala.annotation.tailrec
 import scala.jdk.CollectionConverters._
-import scala.util.{Failure, Try}
+import scala.util.{Failure, Random, Try}
 
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.{EngineUnavailableException, Json, ShimErrors}
@@ -19,8 +19,9 @@ import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
  * hash of its directory, so that an engine is the only one that has a store open.
  */
 final class EnginePool private[engine] (settings: EngineSettings) {
-  private[this] val scratch =
-    ScratchDirectory.create(StateStoreInternals.localDirectories(StateStoreInternals.sparkConf))
+  // Of several local disks any one, as Spark does.
+  private[this] val scratch = ScratchDirectory.create(
+    Random.shuffle(StateStoreInternals.localDirectories(StateStoreInternals.sparkConf)))
 
   /** Laid out anew for each start: the machine may have cleaned its temporary files since. */
   private[this] def launch = {

@@ -182,6 +182,8 @@ private[engine] object EngineProcess {
       .put("scratch", scratch.getPath).put("engine", name)
       .put("application", StateStoreInternals.sparkConf.get("spark.app.id", ""))
       .put("executor", Option(SparkEnv.get).fold("")(_.executorId))
+    val beside = hello.putArray("beside")
+    StateStoreInternals.localDirectories(StateStoreInternals.sparkConf).foreach(beside.add)
     try {
       process.getOutputStream.write(s"$token\n${Json.write(hello)}\n".getBytes(UTF_8))
       process.getOutputStream.flush()
