@@ -134,7 +134,7 @@ class StateStoreOptions:
 
     # fmt: off
     max_parallelism: int = _option(
-        "maxParallelism", 0, "int", scope="both",
+        "maxParallelism", 0, "int", scope="engine",
         minimum=0, maximum=32768, fixed=True,
         doc="Number of key groups, the most state partitions a rescale makes without hashing rows "
         "anew. 0 takes the largest N * 2^k up to 32768, N being the number of state partitions.",

@@ -1,7 +1,7 @@
 package io.statestore
 
 import io.statestore.engine.CheckpointMemory
-import io.statestore.provider.{PagedViewLoader, StoreContext, ViewLoader, ViewStateStoreProvider}
+import io.statestore.provider.ViewStateStoreProvider
 
 /**
  * The heap backend: state on the worker's heap, checkpoints in the memory of the driver, gone with
@@ -10,7 +10,4 @@ import io.statestore.provider.{PagedViewLoader, StoreContext, ViewLoader, ViewSt
 class HeapStateStoreProvider extends ViewStateStoreProvider("heap") {
   // The driver makes an instance to ask for metric names while it plans, before any task runs.
   CheckpointMemory.offer()
-
-  override private[statestore] def newLoader(context: StoreContext): ViewLoader =
-    new PagedViewLoader(context)
 }

@@ -1,12 +1,9 @@
 package io.statestore
 
-import io.statestore.provider.{RocksDBViewLoader, StoreContext, ViewLoader, ViewStateStoreProvider}
+import io.statestore.provider.ViewStateStoreProvider
 
 /**
  * The rocksdb backend: state in RocksDB on the worker's local disk, an SST per commit on a
  * filesystem. Set it as `spark.sql.streaming.stateStore.providerClass`.
  */
-class RocksDBStateStoreProvider extends ViewStateStoreProvider("rocksdb") {
-  override private[statestore] def newLoader(context: StoreContext): ViewLoader =
-    new RocksDBViewLoader(context)
-}
+class RocksDBStateStoreProvider extends ViewStateStoreProvider("rocksdb")

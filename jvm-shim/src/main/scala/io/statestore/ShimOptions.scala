@@ -19,7 +19,6 @@ import org.apache.spark.unsafe.types.UTF8String
  * The options of one query, checked. The table of options (names, defaults, ranges) comes from the
  * Python package and is embedded in the jar, so that both sides know the same ones.
  *
- * @param maxParallelism number of key groups, 0 for the default of a new checkpoint
  * @param partitions number of state partitions that the query is to have, 0 for that it has
  * @param overlayMaxBytes bytes of uncommitted writes all stores of this JVM keep in memory
  * @param offHeapEnabled whether the rows of working views are outside of the heap
@@ -36,7 +35,6 @@ import org.apache.spark.unsafe.types.UTF8String
  *        holds secrets
  */
 final case class ShimOptions(
-    maxParallelism: Int,
     partitions: Int,
     overlayMaxBytes: Long,
     offHeapEnabled: Boolean,
@@ -88,7 +86,6 @@ object ShimOptions {
       Option.when(option.forShim)(option.field -> value)
     }.toMap
     ShimOptions(
-      maxParallelism = values("max_parallelism").asInt,
       partitions = values("partitions").asInt,
       overlayMaxBytes = ofHeap(values("overlay_max_bytes").asLong, OverlaysPerHeap),
       offHeapEnabled = values("off_heap_enabled").asBoolean,

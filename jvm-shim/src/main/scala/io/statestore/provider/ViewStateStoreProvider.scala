@@ -84,11 +84,9 @@ abstract class ViewStateStoreProvider(backend: String)
       storeConfs,
       hadoopConf,
       ShimOptions.parse(storeConfs.sqlConfs))
-    loader = newLoader(context)
+    loader =
+      if (context.keepsRowsByKey) new RocksDBViewLoader(context) else new PagedViewLoader(context)
   }
-
-  /** Makes what builds the backend's views. */
-  private[statestore] def newLoader(context: StoreContext): ViewLoader
 
   override def stateStoreId: StateStoreId = context.storeId
 
