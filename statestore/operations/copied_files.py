@@ -177,7 +177,7 @@ def copy_spark_files(
     target: NewDirectory,
     rename: Callable[[str], str | None] = lambda path: path,
 ) -> None:
-    """Copy Spark's files that are neither log nor state.
+    """Copy Spark's files that are neither log nor state, several at a time.
 
     Args:
         version: What to copy from.
@@ -191,21 +191,8 @@ def copy_spark_files(
         StorageError: A storage failed.
     """
     version.check_sources()
-    renamed = {path: new for path in version.spark_files if (new := rename(path)) is not None}
-    copy_files(version.checkpoint, target, renamed)
-
-
-def copy_files(source: OpenCheckpoint, target: NewDirectory, names: Mapping[str, str]) -> None:
-    """Copy files of a checkpoint, several at a time.
-
-    Args:
-        source: Copied from.
-        target: Copied to.
-        names: New paths below the directory, by the old ones.
-
-    Raises:
-        NotFoundError, FencedError, StorageError: As `copy_spark_files`.
-    """
+    source = version.checkpoint
+    names = {path: new for path in version.spark_files if (new := rename(path)) is not None}
     # Their names are the same for whoever else might write the directory.
     target.check_mine()
 

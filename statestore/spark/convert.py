@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, QueryLog, read_text
+from statestore.checkpoint.query_log import read_text
 from statestore.core.errors import IncompatibleError, InternalError, StorageError
 from statestore.core.options import spark_conf
 from statestore.core.providers import PROVIDER_KEY, SPARK_PROVIDERS
@@ -24,12 +24,13 @@ from statestore.io.hadoop_process import use
 from statestore.io.shim_jar import find_jar
 from statestore.io.storage import hadoop_uri
 from statestore.operations.checkpoint import OpenCheckpoint, open_checkpoint
+from statestore.operations.committed_version import find_version
 from statestore.operations.conversion import (
     CONVERT,
     Convert,
     decide_convert,
 )
-from statestore.operations.copied_files import copy_files, copy_operators
+from statestore.operations.copied_files import copy_operators, copy_spark_files, write_logs
 from statestore.operations.copying import begin_history
 from statestore.operations.in_use import require_not_in_use, same_batches
 from statestore.operations.metadata_file import METADATA_NAME
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
     from statestore.core.options import StateStoreOptions
     from statestore.io.place import Place
+    from statestore.operations.committed_version import CommittedVersion
     from statestore.operations.new_directory import NewDirectory
     from statestore.operations.result import Made, Progress
 
@@ -124,10 +126,11 @@ class Conversion:
         copy = self._state_copy(spark)
         with begin_directory(self._new, CONVERT, self._decided.source) as target:
             require_same = same_batches(source)
+            version = find_version(source, self._decided.version, has_heads=False)
             copied = self._copy_state(copy, progress)
             self._check(copied)
-            self._copy_metadata(target)
-            self._write_logs(target, [store["checkpoint_id"] for store in copied])
+            self._copy_metadata(version, target)
+            self._write_logs(version, target, [store["checkpoint_id"] for store in copied])
             decided = self._decided
             result = {"provider": decided.provider}
             begin_history(target, CONVERT, decided.source, decided.version, result)
@@ -228,30 +231,22 @@ class Conversion:
                     "new one",
                 )
 
-    def _copy_metadata(self, target: NewDirectory) -> None:
+    def _copy_metadata(self, version: CommittedVersion, target: NewDirectory) -> None:
         """Copy what no provider writes: sources, operator metadata and state schemas."""
-        source = self._checkpoint
-        names = [
-            f"sources/{info.name}"
-            for info in source.io.list_tree(f"{source.path}/sources")
-            if "/." not in f"/{info.name}"  # hidden ones are temporary, or checksums of Hadoop's
-        ]
-        for operator in (one.info for one in self._decided.operators):
-            for store in operator.stores:
-                names += [f"state/{operator.id}/{file}" for file in store.schema_paths]
-        copy_files(source, target, {name: name for name in names})
+        copy_spark_files(version, target)
         copy_operators(
-            source,
+            version.checkpoint,
             target,
             {one.info.id: one.info.id for one in self._decided.operators},
             self._decided.num_partitions,
             self._decided.batch,
         )
 
-    def _write_logs(self, target: NewDirectory, ids: list[str | None]) -> None:
+    def _write_logs(
+        self, version: CommittedVersion, target: NewDirectory, ids: list[str | None]
+    ) -> None:
         """Write the entries of the newest committed batch and of those beside it."""
-        source, batch = self._checkpoint, self._decided.batch
-        commit = source.commit_entry(batch)
+        commit = version.commits[version.batch]
         if self._decided.checkpoint_format == 2:
             by_operator: dict[str, list[list[str]]] = {}
             for (operator, partition, _), made in zip(self._stores(), ids, strict=True):
@@ -262,20 +257,9 @@ class Conversion:
             commit = commit.with_checkpoint_ids(by_operator)
         else:
             commit = commit.in_format_1()
-        QueryLog(target.io, target.path, "commits").replace(batch, commit.encode())
-        offsets = QueryLog(target.io, target.path, "offsets")
-        num_partitions = str(self._decided.num_partitions)
-        # Of one number of state partitions: one version has no rescale to undo.
-        conf = {
-            PROVIDER_KEY: SPARK_PROVIDERS[self._decided.provider],
-            NUM_PARTITIONS_KEY: num_partitions,
-        }
-        # Spark starts from the newest entry and the one before it.
-        for planned in (number for number in source.planned_batches if number >= batch - 1):
-            entry = source.offsets_entry(planned)
-            # A batch that an unfinished rescale planned is none to repeat.
-            if planned <= batch or entry.conf.get(NUM_PARTITIONS_KEY) == num_partitions:
-                offsets.replace(planned, entry.with_conf(conf).encode())
+        conf = {PROVIDER_KEY: SPARK_PROVIDERS[self._decided.provider]}
+        offsets = {batch: entry.with_conf(conf) for batch, entry in version.offsets.items()}
+        write_logs(target, offsets, {version.batch: commit})
 
 
 def _require_spark(decided: Convert[Any], version: str) -> None:
