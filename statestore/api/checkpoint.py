@@ -811,7 +811,7 @@ class Checkpoint(Directory):
         again deletes them. Savepoints and branches keep what they have.
 
         Raises:
-            InUseError: Somebody reads the files: a copy that is being made, or SQL.
+            InUseError: Somebody reads the files: a copy that is being made, SQL, or a trial.
             InvalidArgumentError: A batch is planned but not committed (kind unfinished-batch);
                 there is no such operator, or what is given is no key of it, or nothing; every row
                 is of the keys and `all_rows` is not given; or another file is where the certificate

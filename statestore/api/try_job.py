@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 from statestore.api.checkpoint import Checkpoint, Directory, Savepoint
 from statestore.api.reaching import Reach
 from statestore.api.trial import NEW, OLD, TRANSFORMED, Trial, uri_beside
+from statestore.checkpoint.layout import is_temporary
 from statestore.core.defaults import BATCHES_REPEATED
 from statestore.core.errors import InUseError, InvalidArgumentError
 from statestore.io.storage import is_same_directory
 from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.committed_version import find_version
 from statestore.operations.new_directory import check_beside
 from statestore.operations.trial.alone import alone_with
 from statestore.operations.trial.branching import check_triable, first_version_of
@@ -138,8 +140,12 @@ def try_job(
     }
     attempt = _Attempt(it, ck, sides, asked)
     record = attempt.begin(rows, batches)
-    record = attempt.run(record, tuple(submit), reach.given)
-    attempt.compare(record, Rule(frozenset(ignore), same))
+    with ck._reach.checkpoint() as old:
+        version = find_version(old)
+        # Its state is compared when the code has run, which takes as long as it takes.
+        with version.pinned(record.attempt or reach.place.ids.new_id()):
+            record = attempt.run(record, version.version, tuple(submit), reach.given)
+            attempt.compare(record, Rule(frozenset(ignore), same))
     return it
 
 
@@ -279,7 +285,8 @@ class _Attempt:
             return write_record(io, path, known, **changes)
 
     def _require_empty(self, io: TreeFileIO, path: str) -> None:
-        if io.list(path) or io.list_directories(path):
+        files = (info.name for info in io.list(path))
+        if io.list_directories(path) or not all(map(is_temporary, files)):
             raise InvalidArgumentError(
                 "there is something else where the trial is to be",
                 kind="checkpoint-exists",
@@ -287,10 +294,10 @@ class _Attempt:
                 to_fix="name another directory for it",
             )
 
-    def run(self, record: Record, submit: tuple[str, ...], options: dict[str, str]) -> Record:
-        """Have each code repeat the batches, up to RUN."""
-        with self.checkpoint._reach.checkpoint() as old:
-            version = old.newest_version
+    def run(
+        self, record: Record, version: int, submit: tuple[str, ...], options: dict[str, str]
+    ) -> Record:
+        """Have each code repeat the batches before a version, up to RUN."""
         with self.trial._open() as (io, path):
             # What was compared before approves no batch that is repeated now.
             record = self._write(io, path, record, state=State.BRANCHED, compared=(), error="")

@@ -2,8 +2,8 @@
 
 `<version>.<id>.pin` lies in the directory of a store. Whoever cleans a store up lists that
 directory anyway, so pins cost a query no request. A pin lasts an hour, and whoever reads for longer
-writes it again: the pin of a process that died goes with the first cleanup after its hour, and so
-do the files that it held.
+writes it again, under two names in turn: some storages replace a file by deleting it first. The pin
+of a process that died goes with the first cleanup after its hour, and so do the files that it held.
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ def oldest_to_retain(
     return oldest, expired
 
 
+def ids_of_pin(pin_id: str) -> tuple[str, str]:
+    """Return the two IDs that are in the names of a pin."""
+    return pin_id, f"{int(pin_id, 16) ^ 1:032x}"
+
+
 @contextmanager
 def pinned(locations: Sequence[StoreLocation], version: int, pin_id: str) -> Iterator[None]:
     """Keep a version of some stores from expiring while a block reads it.
@@ -74,16 +79,19 @@ def pinned(locations: Sequence[StoreLocation], version: int, pin_id: str) -> Ite
     deletes a file that the version needs. A cleanup that was running may, if the version was the
     oldest to retain or older. No error of the storage is raised; a pin that stays expires.
     """
-    name = pin_name(version, pin_id)
+    names = [pin_name(version, one) for one in ids_of_pin(pin_id)]
+    num_renewed = 0
     is_over = threading.Event()
 
     def write(location: StoreLocation) -> None:
         # Not synced: after a power failure the reader is gone.
+        name = names[num_renewed % 2]
         location.io.write(location.path(name), b"", sync=False, overwrite=True)
 
     def delete(location: StoreLocation) -> None:
-        with suppress(StateStoreError):
-            location.io.delete(location.path(name))
+        for name in names if num_renewed else names[:1]:
+            with suppress(StateStoreError):
+                location.io.delete(location.path(name))
 
     def write_all(of: Sequence[StoreLocation]) -> list[StoreLocation]:
         """Write the pins of some stores; return those that have none."""
@@ -102,6 +110,7 @@ def pinned(locations: Sequence[StoreLocation], version: int, pin_id: str) -> Ite
         return left
 
     def renew(left: list[StoreLocation]) -> None:
+        nonlocal num_renewed
         while True:
             # Where every call is refused, the storage cannot be written.
             for _ in range(_RETRIES if len(left) < len(locations) else 0):
@@ -110,6 +119,7 @@ def pinned(locations: Sequence[StoreLocation], version: int, pin_id: str) -> Ite
                 left = write_all(left) if left else []
             if is_over.wait(LASTS_MS / _RENEWALS / 1000):
                 return
+            num_renewed += 1
             left = write_all(locations)
 
     first = write_all(locations)

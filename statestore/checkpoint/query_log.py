@@ -73,6 +73,14 @@ def read_bytes(io: FileIO, path: str) -> bytes:
         return Path(io.fetch(path)).read_bytes()
 
 
+def try_read_bytes(io: FileIO, path: str) -> bytes | None:
+    """Return a file as it is, None where there is none; errors as `read_bytes`."""
+    try:
+        return read_bytes(io, path)
+    except NotFoundError:
+        return None
+
+
 def write_text(io: FileIO, path: str, text: str, *, overwrite: bool) -> None:
     """Write one of Spark's text files, durably and whole.
 

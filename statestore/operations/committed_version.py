@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.references import FileRef, StoreName
-    from statestore.core.ids import IdSource
     from statestore.operations.checkpoint import OpenCheckpoint
 
 _LOGS = ("offsets", "commits")
@@ -111,18 +110,15 @@ class CommittedVersion:
         location = self.checkpoint.location(store)
         return tuple((location.path(ref.path), ref) for ref in head.chain)
 
-    def pinned(self, ids: IdSource) -> AbstractContextManager[None]:
+    def pinned(self, pin_id: str) -> AbstractContextManager[None]:
         """Hold the version's state files back from retention within a block, as `pins.pinned`.
 
-        A savepoint's are as they are: nothing of this package deletes them.
-
-        Args:
-            ids: Source of IDs.
+        A savepoint's are as they are: no retention deletes them.
         """
         if self.is_savepoint:
             return nullcontext()
         locations = [self.checkpoint.location(store) for store in self.heads]
-        return pinned(locations, self.version, ids.new_id())
+        return pinned(locations, self.version, pin_id)
 
     def state_bytes(self, stores: Iterable[StoreName] | None = None) -> int:
         """Return the bytes of the files that make some stores, or all; shared ones once."""

@@ -192,7 +192,7 @@ class Copy(Generic[Told]):
                 read, a storage failed, or another process began the directory anew.
         """
         with (
-            self.version.pinned(self.target.ids) if self.pins else nullcontext(),
+            self.version.pinned(self.target.ids.new_id()) if self.pins else nullcontext(),
             begin_directory(
                 self.target, self.operation, self.source.uri, self.ask, self.says, self.keeps
             ) as target,

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.layout import lease_directory
-from statestore.checkpoint.query_log import read_bytes, read_text, write_text
+from statestore.checkpoint.layout import is_temporary, lease_directory
+from statestore.checkpoint.query_log import read_text, try_read_bytes, write_text
 from statestore.core.errors import (
     FencedError,
     InvalidArgumentError,
@@ -72,7 +72,7 @@ def delete_directory(io: TreeFileIO, directory: str) -> None:
             if read_text(io, f"{directory}/{METADATA_NAME}") != unfinished_metadata(DELETE):
                 raise _begun_anew(directory)
 
-    _clear_once(io, directory, ask)
+    _clear_once(io, directory, ask, follows=())
     io.delete_tree(directory, ask)
 
 
@@ -198,14 +198,15 @@ def begin_directory(
         with named_errors("make a directory", work):
             Path(f"{work}/fetched").mkdir()
         io, path = place.open(f"{work}/fetched")
-        before = _read_metadata_bytes(io, path)
+        before = try_read_bytes(io, f"{path}/{METADATA_NAME}")
         was_begun = check_new(io, path, uri, operation, source)
         mark = unfinished_metadata(operation, attempt=ids.new_id(), **(says or {}))
         io.make_directory(path)
 
         def ask_first() -> None:
             ask()
-            if _read_metadata_bytes(io, path) != before:  # another process was quicker
+            # Another process was quicker.
+            if try_read_bytes(io, f"{path}/{METADATA_NAME}") != before:
                 raise _begun_anew(uri)
 
         guarded = GuardedFileIO(io, ask_first)
@@ -246,27 +247,34 @@ def _clear(begun: NewDirectory, keeps: Collection[str]) -> None:
     _clear_once(begun.io, begun.path, begun.check_mine, keeps)
 
 
-def _read_metadata_bytes(io: TreeFileIO, path: str) -> bytes | None:
-    with suppress(NotFoundError):
-        return read_bytes(io, f"{path}/{METADATA_NAME}")
-    return None
-
-
 def _clear_once(
-    io: TreeFileIO, path: str, ask: Callable[[], None], keeps: Collection[str] = ()
+    io: TreeFileIO,
+    path: str,
+    ask: Callable[[], None],
+    keeps: Collection[str] = (),
+    follows: Collection[str] = ("state",),
 ) -> None:
     """Delete everything but `metadata` and leases: of a checkpoint that is replaced one is held.
+
+    What a link leads to is somebody else's, and stays.
 
     Args:
         io: Storage of the directory.
         path: The directory there.
         ask: Called directly before each request that deletes; a raise prevents it.
         keeps: Names of directories that stay, too.
+        follows: Names of directories that are deleted behind a link; the link stays.
     """
     leases = lease_directory(f"{path}/state")
     for name in io.list_directories(path):
-        if f"{path}/{name}" != leases and name not in keeps:
-            io.delete_tree(f"{path}/{name}", ask)
+        below = f"{path}/{name}"
+        if below == leases or name in keeps:
+            continue
+        if isinstance(io, LocalFileIO) and name not in follows and Path(below).is_symlink():
+            ask()
+            io.delete(below)
+        else:
+            io.delete_tree(below, ask)
     for info in io.list(path):
         if info.name != METADATA_NAME:
             ask()
@@ -338,8 +346,11 @@ def check_new(io: TreeFileIO, path: str, uri: str, operation: str, source: str) 
 
 
 def _files(io: TreeFileIO, path: str) -> Iterator[FileInfo]:
-    """Yield the files of a directory; those below others are looked for last."""
-    yield from io.list(path)
+    """Yield the files of a directory; those below others are looked for last.
+
+    Temporary ones at its top are left out: so ends who is killed in its first write.
+    """
+    yield from (info for info in io.list(path) if not is_temporary(info.name))
     for name in io.list_directories(path):
         for info in io.list_tree(f"{path}/{name}"):
             yield replace(info, name=f"{name}/{info.name}")

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -25,8 +25,9 @@ from weakref import WeakSet
 from statestore.core.errors import InvalidArgumentError, StateStoreError
 from statestore.core.options import StateStoreOptions
 from statestore.io.hadoop_process import HADOOP_PREFIXES, use
+from statestore.io.local import written_scheme
 from statestore.io.place import Place
-from statestore.io.storage import hadoop_uri, is_same_directory
+from statestore.io.storage import hadoop_uri, is_same_directory, scheme_of
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.trial.branching import hand
 from statestore.spark.connect import require_driver
@@ -83,6 +84,16 @@ class Repeat:
     old_rows: str | None
     first_version: int
     options: dict[str, str] = field(default_factory=dict)
+
+    def named_as(self, location: str) -> Repeat:
+        """Return it with the scheme for S3 by which the job names a location: Spark opens these."""
+        scheme = written_scheme(location) if scheme_of(location) == "s3" else "s3a"
+
+        def named(uri: str) -> str:
+            return f"{scheme}:{uri.partition(':')[2]}" if scheme_of(uri) == "s3" else uri
+
+        old_rows = self.old_rows and named(self.old_rows)
+        return replace(self, branch=named(self.branch), rows=named(self.rows), old_rows=old_rows)
 
     def place(self, uri: str) -> Place:
         """Return the place of a directory."""
@@ -145,7 +156,7 @@ def run_job(repeat: Repeat, job: Callable[[], object]) -> None:
                 return
         is_taken = True
         try:
-            _repeat_all(repeat, writer._df, asked, start)  # noqa: SLF001
+            _repeat_all(repeat.named_as(location), writer._df, asked, start)  # noqa: SLF001
             is_done = True
         except Exception as error:  # noqa: BLE001, it is raised behind the job
             failure = error

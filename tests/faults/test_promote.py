@@ -13,6 +13,8 @@ from itertools import count
 import pytest
 
 from statestore import Checkpoint, Savepoint, Trial, try_job
+from statestore.checkpoint.layout import pin_name
+from statestore.checkpoint.pins import ids_of_pin
 from statestore.core.clock import ManualClock
 from statestore.core.errors import (
     FencedError,
@@ -21,6 +23,7 @@ from statestore.core.errors import (
     NotFoundError,
     StorageError,
 )
+from statestore.core.ids import RandomIds
 from statestore.io import storage
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
@@ -100,6 +103,7 @@ def test_promote_that_is_killed_is_old_or_new_and_goes_on_or_back(made, tmp_path
         else:
             Trial(world.root / "trial").promote(world.root / "before")
             assert world.stands == new
+            assert not list((world.root / "checkpoint").glob(".tmp-*"))
             assert Trial(world.root / "trial").result.state == "promoted"
             kept = Savepoint(world.root / "before")
             assert kept.verify(deep=True).findings == ()
@@ -141,6 +145,7 @@ def test_old_that_is_put_back_when_killed_is_put_back_or_promoted(made, tmp_path
         world.check_whole()
         if not was_killed:
             break
+    assert step
 
 
 @pytest.mark.parametrize("happens", [True, False])
@@ -163,6 +168,7 @@ def test_promote_that_a_fault_ends_is_repeated(made, tmp_path, happens, every):
         world.check_whole()
         if not io.has_failed:
             break
+    assert step > 5
 
 
 def test_promote_is_refused_while_something_is_at_the_checkpoint(made, tmp_path):
@@ -258,6 +264,46 @@ def test_trial_that_is_killed_while_it_begins_or_goes_is_begun_or_gone(made, tmp
             world.check_whole()
             if not was_killed:
                 break
+        assert step
+
+
+def test_what_is_not_of_the_query_stays_where_it_is_in_the_checkpoint(made, tmp_path):
+    """Catches another query's checkpoint that goes, or becomes that of the time of the trial."""
+    original, _, new = made
+    world = World(original, tmp_path / "world")
+    query, branch = (world.root / name for name in ("checkpoint", "trial/checkpoint"))
+    for batch in range(3):
+        for directory in (query, branch)[: 2 - batch // 2]:
+            (directory / "enrich" / "offsets").mkdir(parents=True, exist_ok=True)
+            (directory / "enrich" / "offsets" / str(batch)).write_text(f"{directory.parent.name}")
+    (branch / "enrich" / "deleted").write_text("")
+    before = files_below(query / "enrich")
+
+    world.trial.promote(world.root / "before")
+
+    assert world.stands == new
+    assert files_below(query / "enrich") == before
+    world.check_whole()
+
+
+def test_trial_that_was_killed_before_is_promoted(made, tmp_path):
+    """Catches an hour for which the query stands still, since a dead try pins what it compared."""
+    original, old, new = made
+    world = World(original, tmp_path / "world")
+    directory = str(world.root / "trial")
+    attempt, other = RandomIds().new_id(), RandomIds().new_id()
+    write_record(LocalFileIO(), directory, read_record(LocalFileIO(), directory), attempt=attempt)
+    for pin_id in (*ids_of_pin(attempt), other):
+        (world.root / "checkpoint/state/0/0" / pin_name(3, pin_id)).write_text("")
+
+    with pytest.raises(InUseError, match=f"a trial.*{other}"):
+        world.trial.promote(world.root / "before")
+    assert world.stands == old
+    (world.root / "checkpoint/state/0/0" / pin_name(3, other)).unlink()
+    world.trial.promote(world.root / "before")
+
+    assert world.stands == new
+    world.check_whole()
 
 
 def test_savepoint_of_the_old_may_not_go_with_the_trial(made, tmp_path):
@@ -604,10 +650,12 @@ def test_what_repairs_have_set_aside_stays(made, tmp_path):
     (original / entry).parent.mkdir(parents=True)
     (original / entry).write_text("v1")
 
+    seen = set()
     for step in count(0, 3):
         world = World(original, tmp_path / "world")
         was_killed = is_killed(_promote_and_die, world, step)
         world.end_process()
+        seen.add(world.stands == "refused")
         if world.stands == "refused":
             assert (world.root / entry).read_text() == "v1"
             Trial(world.root / "trial").drop()
@@ -618,3 +666,4 @@ def test_what_repairs_have_set_aside_stays(made, tmp_path):
         assert (world.root / entry).read_text() == "v1"
         if not was_killed:
             break
+    assert seen == {True, False}

@@ -47,7 +47,7 @@ class Trying:
         self._record = None
         self._steps = [
             lambda _: self._attempt.begin({}, 1),
-            lambda record: self._attempt.run(record, (), {}),
+            lambda record: self._attempt.run(record, 3, (), {}),
             lambda record: self._attempt.compare(record, Rule()),
         ]
 

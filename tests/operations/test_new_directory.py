@@ -270,6 +270,63 @@ def test_savepoint_is_claimed_behind_a_link(tmp_path):
     assert files_below(tmp_path / "savepoint") == {}
 
 
+@pytest.mark.parametrize("deletes", ["claim", "schedule"])
+def test_what_a_link_in_a_savepoint_leads_to_stays(tmp_path, deletes):
+    """Catches a savepoint that goes, and takes everything beside it with it."""
+    query = make_query(tmp_path / "query")
+    kept = tmp_path / "kept"
+    taken = Path(Checkpoint(query.path).retain_savepoint(kept).taken)
+    (tmp_path / "mine").mkdir()
+    for of_user in (tmp_path / "mine" / "file", kept / "file"):
+        of_user.write_text("of the user")
+    for name, to in (("up", ".."), ("apart", "../../mine"), ("twice", "up")):
+        (taken / name).symlink_to(to)
+    query.run_batch({"key-0": "later"})
+
+    if deletes == "claim":
+        Savepoint(taken).restore(tmp_path / "new", claim=True)
+        assert Checkpoint(tmp_path / "new").verify(deep=True).ok
+    else:
+        other = Checkpoint(query.path).retain_savepoint(kept, keep=1)
+        assert other.deleted == (str(taken),)
+        assert Savepoint(other.taken).verify(deep=True).ok
+
+    assert not taken.exists()
+    for of_user in (tmp_path / "mine" / "file", kept / "file"):
+        assert of_user.read_text() == "of the user"
+    assert Checkpoint(query.path).verify(deep=True).ok
+
+
+def test_a_link_to_the_files_of_a_savepoint_leads_nowhere_else(tmp_path):
+    """Catches a directory of the user's that is deleted because a stranger's `state` is it."""
+    query = make_query(tmp_path / "query")
+    Checkpoint(query.path).savepoint(tmp_path / "savepoint")
+    (tmp_path / "savepoint" / "state").rename(tmp_path / "mine")
+    (tmp_path / "mine" / "letter").write_text("of the user")
+    (tmp_path / "savepoint" / "state").symlink_to(tmp_path / "mine")
+
+    Savepoint(tmp_path / "savepoint").restore(tmp_path / "new", claim=True)
+
+    assert Checkpoint(tmp_path / "new").verify(deep=True).ok
+    assert not (tmp_path / "savepoint").exists()
+    assert (tmp_path / "mine" / "letter").exists()
+
+
+def test_directory_of_one_who_was_killed_in_its_first_write_is_taken(tmp_path):
+    """Catches a command that is refused when it is repeated, as its documentation says."""
+    query = make_query(tmp_path / "query")
+    new = tmp_path / "new"
+    new.mkdir()
+    (new / ".tmp-0123").write_text("{")
+
+    Checkpoint(query.path).savepoint(new)
+
+    assert Savepoint(new).verify(deep=True).ok
+    (new / ".other").write_text("")
+    with pytest.raises(InvalidArgumentError, match="checkpoint-exists"):
+        Checkpoint(query.path).branch(new)
+
+
 def test_no_directory_for_temporary_files_is_named(tmp_path, monkeypatch):
     """Catches an error of the system, which no caller expects: schedules would end by it."""
     query = make_query(tmp_path / "query")

@@ -119,7 +119,7 @@ def test_pinned_version_outlives_the_querys_retention(query, tmp_path, taken):
 @contextmanager
 def pinned(query):
     with open_checkpoint(place_of(query.path, options=OPTIONS)) as checkpoint:
-        yield find_version(checkpoint, VERSION).pinned(RandomIds())
+        yield find_version(checkpoint, VERSION).pinned(RandomIds().new_id())
 
 
 @pytest.mark.parametrize("is_expired", [False, True])
@@ -186,7 +186,7 @@ def test_every_other_store_is_pinned_where_one_cannot_be(query, caplog):
 
     place = place_of(query.path, options=OPTIONS, io=OneReadOnly())
     with open_checkpoint(place) as checkpoint:
-        with find_version(checkpoint, VERSION).pinned(RandomIds()):
+        with find_version(checkpoint, VERSION).pinned(RandomIds().new_id()):
             assert len(pins(query)) == 2 * (1 + 4) - 1
         assert pins(query) == []
     assert "stores=10 without_pin=1" in caplog.text
@@ -209,7 +209,7 @@ def test_pin_that_fails_is_written_again_unless_all_do(query, monkeypatch, refus
     place = place_of(query.path, options=OPTIONS, io=Refusing())
     with (
         open_checkpoint(place) as checkpoint,
-        find_version(checkpoint, VERSION).pinned(RandomIds()),
+        find_version(checkpoint, VERSION).pinned(RandomIds().new_id()),
     ):
         until = time.monotonic() + (20 if refused == 1 else 0.5)
         while len(pins(query)) < 10 and time.monotonic() < until:
@@ -217,3 +217,30 @@ def test_pin_that_fails_is_written_again_unless_all_do(query, monkeypatch, refus
         found = len(pins(query)), len(tried)
 
     assert found == ((10, 11) if refused == 1 else (0, 10))
+
+
+def test_pin_that_is_renewed_is_there_all_the_time(query, monkeypatch):
+    """Catches a version that expires where a storage replaces a file by deleting it first."""
+    monkeypatch.setattr(pins_module, "_RENEWALS", LASTS_MS)
+    renewed = []
+
+    class InTwoSteps(LocalFileIO):
+        def write(self, path, data, *, sync, overwrite):
+            if path.endswith(".pin"):
+                if overwrite:
+                    self.delete(path)
+                renewed.append(len(pins(query)))
+            super().write(path, data, sync=sync, overwrite=overwrite)
+
+    place = place_of(query.path, options=OPTIONS, io=InTwoSteps())
+    with (
+        open_checkpoint(place) as checkpoint,
+        find_version(checkpoint, VERSION).pinned(RandomIds().new_id()),
+    ):
+        until = time.monotonic() + 20
+        while len(renewed) < 40 and time.monotonic() < until:
+            time.sleep(0.01)
+
+    assert len(renewed) >= 40
+    assert min(renewed[10:]) >= 10
+    assert pins(query) == []

@@ -207,6 +207,7 @@ def test_an_empty_directory_goes_when_its_name_is_old(tmp_path):
     stays = {"savepoint-20270115T070100Z-0000000a", "savepoint-20270115T060000Z", "mine"}
     for name in empty | stays:
         (kept / name / "state").mkdir(parents=True)
+    (kept / min(empty) / ".tmp-0123").write_text("{")
 
     for dry_run in (True, False):
         result = at(query.path, clock=clock).retain_savepoint(

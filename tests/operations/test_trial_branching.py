@@ -12,6 +12,7 @@ from statestore.core.errors import InvalidArgumentError
 from statestore.operations.batches import read_own_batch
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.trial.branching import first_version_of, hand
+from statestore.spark.job_on_branch import Repeat
 from statestore.testing.checkpoints import QUERY_ID
 from tests.checkpoints import OPTIONS, query_of
 from tests.rescaled import KEYED, make
@@ -50,6 +51,36 @@ def test_branch_has_a_query_id_of_its_own(tmp_path: Path, rows: Any) -> None:
         try_job(query.path, job, rows=rows, trial=trial, batches=1, submit=["false"])
 
     assert Trial(trial).checkpoint.info.query_id not in (None, QUERY_ID)
+
+
+@pytest.mark.parametrize(
+    ("location", "scheme"), [("s3a://b/ck", "s3a"), ("s3://b/ck", "s3"), ("hdfs://n/ck", "s3a")]
+)
+def test_a_job_is_given_the_scheme_that_it_names_itself(location: str, scheme: str) -> None:
+    """Catches a branch that Spark cannot open, told as a mistake of the job's."""
+    repeat = Repeat("s3://b/ck", "s3://b/t/checkpoint", 2, "s3a://b/t/new", "/t/old", 0)
+
+    named = repeat.named_as(location)
+
+    assert named.branch == f"{scheme}://b/t/checkpoint"
+    assert named.rows == f"{scheme}://b/t/new"
+    assert (named.old_rows, named.checkpoint) == ("/t/old", "s3://b/ck")
+
+
+def test_version_that_is_compared_stays_while_the_code_runs(tmp_path: Path) -> None:
+    """Catches a trial that ends without a comparison, since the old query went on for long."""
+    query = make(tmp_path, operators=KEYED)
+    job, pins = tmp_path / "job.py", tmp_path / "pins"
+    job.write_text("")
+    lists = f"find {query.path}/state -name '*.pin' > {pins}; exit 1"
+
+    with pytest.raises(InvalidArgumentError, match="ended before its time"):
+        try_job(query.path, job, trial=tmp_path / "trial", submit=["sh", "-c", lists])
+
+    found = pins.read_text().split()
+    version = Checkpoint(query.path).info.newest_version
+    assert {Path(one).name.partition(".")[0] for one in found} == {str(version)}
+    assert not list(Path(query.path).rglob("*.pin"))
 
 
 @pytest.mark.parametrize("operation", ["edit", "rescale"])

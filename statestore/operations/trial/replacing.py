@@ -6,8 +6,8 @@ the first change to the last: no query starts between, nor does any other operat
 1. a savepoint of the old
 2. the record says PROMOTING, and where the savepoint is
 3. `metadata` of the checkpoint, under its lease: before that it is the old, untouched
-4. everything in it but what repairs have set aside is deleted, and a copy of the branch made, its
-   state files shared where they can
+4. its files, and directories of Spark's, are deleted, and a copy of the branch made, its state
+   files shared where they can; other directories stay
 5. `metadata` again, with the ID of the old query: it is the new
 6. the record says PROMOTED
 
@@ -23,8 +23,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.history import entries_of
-from statestore.checkpoint.layout import history_path
-from statestore.checkpoint.query_log import QueryLog, read_bytes, write_bytes
+from statestore.checkpoint.layout import history_path, is_temporary
+from statestore.checkpoint.query_log import QueryLog, read_bytes, try_read_bytes, write_bytes
 from statestore.core.errors import InUseError, InvalidArgumentError, NotFoundError
 from statestore.io.guarded import GuardedFileIO
 from statestore.io.local import temporary_directory
@@ -51,7 +51,6 @@ from statestore.operations.savepoint.savepoint import open_savepoint, take_savep
 from statestore.operations.trial.alone import require_unchanged
 from statestore.operations.trial.branching import require_same_input
 from statestore.operations.trial.record import HISTORY, State, write_record
-from statestore.operations.upkeep.repair import ASIDE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,6 +66,7 @@ if TYPE_CHECKING:
 
 PROMOTE = "promote"
 _PUT_BACK = "drop"
+_OF_SPARK = ("commits", "offsets", "sources", "state")
 _ATTEMPT = "trial_attempt"
 """Field of `metadata` with the attempt of the trial whose promote was begun."""
 
@@ -121,7 +121,9 @@ def replace_by_branch(
                     to_fix="drop the trial again, to end that; or try the code again",
                 )
             mark_unfinished(GuardedFileIO(there, use.require_held), path, PROMOTE, **says)
-        elif _is_replaced(branch, _read(io, history), _read(there, history_path(path))):
+        elif _is_replaced(
+            branch, try_read_bytes(io, history), try_read_bytes(there, history_path(path))
+        ):
             write_record(io, directory, record, state=State.PROMOTED)
             return
         else:
@@ -130,7 +132,7 @@ def replace_by_branch(
             old = stack.enter_context(open_checkpoint(place))
             _ = old.newest_event  # another promote keeps the batches
             use = stack.enter_context(exclusive_use(old, PROMOTE))
-            _require_unread(old)
+            _require_unread(old, record)
             with open_checkpoint(branch) as now:  # somebody may have begun the trial anew
                 require_same_input(old, now, record.version)
             of_branch.require_held()
@@ -138,7 +140,7 @@ def replace_by_branch(
             record = write_record(
                 io, directory, record, state=State.PROMOTING, savepoint=savepoint.uri
             )
-            before = _read(there, history_path(path)) or b""
+            before = try_read_bytes(there, history_path(path)) or b""
             write_bytes(io, history, before, overwrite=True)
             mark_unfinished(GuardedFileIO(there, use.require_held), path, PROMOTE, **says)
         _fill(record, place, branch, read_bytes(io, history), PROMOTE, use, says, progress)
@@ -154,7 +156,7 @@ def check_replaceable(record: Record, place: Place, branch: Place, savepoint: Pl
     with open_checkpoint(branch) as source, open_checkpoint(place) as old:
         require_same_input(old, source, record.version)
         require_not_in_use(old)
-        _require_unread(old)
+        _require_unread(old, record)
     _keep(place, savepoint, record, dry_run=True)
 
 
@@ -240,9 +242,12 @@ def _keep(
     )
 
 
-def _require_unread(old: OpenCheckpoint) -> None:
-    """Check that nobody reads what is to be replaced; errors as `require_no_pins`."""
-    require_no_pins(old, old.state_io.list_tree(old.state_root))
+def _require_unread(old: OpenCheckpoint, record: Record) -> None:
+    """Check that nobody reads what is to be replaced; errors as `require_no_pins`.
+
+    A try of this trial does not: the pins of one that was killed are passed over.
+    """
+    require_no_pins(old, old.state_io.list_tree(old.state_root), but=record.attempt)
 
 
 def _lineages(checkpoint: OpenCheckpoint, version: int) -> dict[StoreName, str]:
@@ -263,6 +268,12 @@ def _fill(
     """Make a checkpoint anew that says it is begun, of a branch or a savepoint."""
     with open_checkpoint(of) as source, ExitStack() as stack:
         version = find_version(source)
+        own = tuple(
+            path
+            for path in version.spark_files
+            if "/" not in path or path.partition("/")[0] in _OF_SPARK
+        )
+        version = replace(version, spark_files=own)
         metadata = query_metadata(record.query_id or new_query_id(place.ids))
         there, path = place.open(stack.enter_context(temporary_directory()))
 
@@ -280,8 +291,12 @@ def _fill(
         passing = Linked.between(source, place)
         copy = same_shape(operation, version, place, passing, becomes, query_id=record.query_id)
         files = {history_path("")[1:]: history}
-        # What repairs have taken out of the logs is in no copy.
-        keeps = (ASIDE,)
+        # Such as what repairs have taken out of the logs, or the checkpoint of another query.
+        keeps = tuple(
+            name
+            for name in there.list_directories(path)
+            if name not in _OF_SPARK and not is_temporary(name)
+        )
         replace(copy, files=files, ask=use.require_held, says=says, keeps=keeps).run(progress)
 
 
@@ -299,9 +314,3 @@ def _is_replaced(branch: Place, before: bytes | None, now: bytes | None) -> bool
         entry.operation == PROMOTE and is_same_directory(str(entry.options.get("of")), branch.uri)
         for entry in entries_of(now[len(before) :])[:1]
     )
-
-
-def _read(io: TreeFileIO, path: str) -> bytes | None:
-    with suppress(NotFoundError):
-        return read_bytes(io, path)
-    return None

@@ -43,13 +43,13 @@ class StoreExpire:
 
 StayReason = Literal["needed", "pinned", "rescaled"]
 """Why older versions stay: one that is kept, or its snapshot, is made of their files; somebody
-reads the files, a copy that is being made, or SQL; or state partitions of another number, before or
-after a rescale, are made of their files."""
+reads the files, a copy that is being made, SQL, or a trial; or state partitions of another number,
+before or after a rescale, are made of their files."""
 
 _REASONS: dict[StayReason, str] = {
     "needed": "kept versions and their snapshots are made of these files",
-    "pinned": "somebody reads the files: a copy that is being made, or SQL; expire again when it "
-    "is done",
+    "pinned": "somebody reads the files: a copy that is being made, SQL, or a trial; expire again "
+    "when it is done",
     "rescaled": "state partitions that a rescale made or left are made of their files",
 }
 

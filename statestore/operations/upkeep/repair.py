@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from statestore.checkpoint.query_log import QueryLog, read_bytes, write_bytes
+from statestore.checkpoint.query_log import QueryLog, read_bytes, try_read_bytes, write_bytes
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 from statestore.operations.batches import read_own_batch
 from statestore.operations.result import Change, Result, no_progress
@@ -248,20 +248,16 @@ def _find_aside(
     for number in count(1):
         directory = root if number == 1 else f"{root}-{number}"
         # Entries of an earlier repair, which went back to the same version, stay as they are.
-        if all(_try_read(log, batch, directory) in (None, data) for log, batch, data in wanted):
+        if all(
+            try_read_bytes(log.io, _aside_path(log, batch, directory)) in (None, data)
+            for log, batch, data in wanted
+        ):
             return directory
     raise AssertionError("unreachable")
 
 
 def _aside_path(log: QueryLog, batch: int, directory: str) -> str:
     return posixpath.join(directory, log.name, str(batch))
-
-
-def _try_read(log: QueryLog, batch: int, directory: str) -> bytes | None:
-    try:
-        return read_bytes(log.io, _aside_path(log, batch, directory))
-    except NotFoundError:
-        return None
 
 
 def _set_aside(one: Step, log: QueryLog, batch: int, directory: str) -> None:

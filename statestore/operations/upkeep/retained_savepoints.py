@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar
 
+from statestore.checkpoint.layout import is_temporary
 from statestore.checkpoint.query_log import read_text, write_text
 from statestore.core.defaults import SAVEPOINTS_KEPT
 from statestore.core.durations import duration_ms, require_duration
@@ -396,7 +397,7 @@ class _Attempt:
             io, path = self._open(checkpoint, f"{self._uri}/{name}")
             operation = unfinished_operation(io, path)
             files = io.list_tree(path)
-            if files:
+            if any(not is_temporary(file.name) for file in files):
                 is_idle = max(file.modified_ms for file in files) < idle_ms
                 is_left = operation == "delete" or (operation == "savepoint" and is_idle)
             else:  # killed before its first file, or after the last one was deleted
