@@ -11,10 +11,22 @@ class CrashFileIO(MemoryFileIO):
     A file published without sync is there until the crash; what it replaced comes back.
     """
 
-    def __init__(self, cache_directory: str) -> None:
-        """Keep fetched files in a local directory, owned by the caller."""
+    def __init__(self, cache_directory: str, *, keeps_deletes: bool = False) -> None:
+        """Keep fetched files in a local directory, owned by the caller.
+
+        Args:
+            cache_directory: The directory.
+            keeps_deletes: Whether a delete reaches the disk at once; else it never does.
+        """
         super().__init__(cache_directory)
         self._durable: dict[str, bytes] = {}
+        self._keeps_deletes = keeps_deletes
+
+    def delete(self, path: str) -> None:
+        """See FileIO."""
+        super().delete(path)
+        if self._keeps_deletes:
+            self._durable.pop(path, None)
 
     def write(self, path: str, data: bytes, *, sync: bool, overwrite: bool) -> None:
         """See FileIO."""

@@ -82,6 +82,7 @@ def test_changes_of_a_rescale_to_partitions_without_rows_are_none(tmp_path, shim
                 options=shim.options,
             )
             assert [file["version"] for file in answer["files"]] == [3]
+            assert changes_in(answer["files"][0]) == {}
 
 
 @pytest.mark.parametrize("shim_class", [Shim, RocksDBShim])

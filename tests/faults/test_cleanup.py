@@ -257,12 +257,15 @@ def test_cleanup_of_a_store_that_was_replaced_deletes_nothing(tmp_path, backend)
         with at(other, options=options).open_store(backend=backend) as new:
             commit(new, range(6, 11), b"new")
         shutil.rmtree(root)
+        (other / "state/0/0/.tmp-1").touch()
         shutil.copytree(other, root)
         there = files_below(root)
 
         assert store.clean_up().num_files == 0
 
         assert files_below(root) == there
+    with at(root, options=options).open_store(backend=backend) as store:
+        assert store.clean_up().num_files == 1
     with Checkpoint(root).open_store(backend=backend) as store:
         rows = dict(store.scan())
     assert rows == {b"%d" % n: b"both" if n < 6 else b"new" for n in range(1, 11)}

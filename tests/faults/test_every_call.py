@@ -84,6 +84,14 @@ def test_commit_survives_a_fault_at_every_call(
     assert num_faults >= (2 if first_version == 1 else 1)
 
 
+def check_loads(io, root, checkpoint_format, retained):
+    """Check that versions load with their rows, given with their checkpoint IDs."""
+    for version, (expected, checkpoint_id) in retained.items():
+        asked = checkpoint_id if checkpoint_format == 2 else None
+        with open_store(io, root, checkpoint_format, version, asked) as store:
+            assert rows_of(store) == expected
+
+
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
 @pytest.mark.parametrize("happens", [False, True], ids=["fails", "loses-its-reply"])
 @pytest.mark.few(4)
@@ -97,8 +105,10 @@ def test_snapshot_and_cleanup_survive_a_fault_at_every_call(
         store = open_store(io, root, checkpoint_format)
         fill(store, 3)
         store.snapshot()
-        fill(store, 5)
-        expected, asked = rows_of(store), store.checkpoint_id
+        fill(store, 4)
+        retained = {7: (rows_of(store), store.checkpoint_id)}
+        fill(store, 1)
+        retained[8] = rows_of(store), store.checkpoint_id
 
         io.arm(Fault(index, happens))
         failed = False
@@ -111,15 +121,13 @@ def test_snapshot_and_cleanup_survive_a_fault_at_every_call(
         io.arm(None)
 
         num_faults += failed
+        check_loads(io, root, checkpoint_format, retained)
         fill(store, 1)
-        wanted = asked if checkpoint_format == 2 else None
-        with open_store(io, root, checkpoint_format, 8, wanted) as again:
-            assert rows_of(again) == expected
         store.snapshot()
         store.clean_up()
-        newest = store.checkpoint_id if checkpoint_format == 2 else None
-        with open_store(io, root, checkpoint_format, 9, newest) as again:
-            assert rows_of(again) == rows_of(store)
+        del retained[7]
+        retained[9] = rows_of(store), store.checkpoint_id
+        check_loads(io, root, checkpoint_format, retained)
         store.close()
         if not reached:
             break
@@ -177,6 +185,31 @@ def test_power_failure_keeps_a_version_that_its_engine_did_not_wait_for(tmp_path
 
     loaded = Engine(f"{shim.scratch}-third", io).call("load", **shim.load(1))
     assert loaded["lineage"] == reply["lineage"]
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+@pytest.mark.parametrize("keeps_deletes", [True, False])
+def test_power_failure_after_a_cleanup_keeps_what_is_retained(tmp_path, backend, keeps_deletes):
+    """Catches files that are deleted before what stands for them has reached the disk."""
+    (tmp_path / "cache").mkdir()
+    io = CrashFileIO(str(tmp_path / "cache"), keeps_deletes=keeps_deletes)
+    safe = StateStoreOptions(
+        fsync_enabled=True, min_versions_to_retain=2, orphan_age_ms=0, rocksdb_merge_min_files=4
+    )
+    retained = {}
+    with at(tmp_path, options=safe, io=io).open_store(backend=backend) as store:
+        for version in range(1, 11):
+            fill(store, 1)
+            retained[version] = rows_of(store)
+            if version % 4 == 0:
+                store.snapshot()
+            if version == 10:
+                assert store.clean_up().num_files > 0
+    io.crash()
+
+    for version in (9, 10):
+        with at(tmp_path, options=safe, io=io).open_store(version=version) as again:
+            assert rows_of(again) == retained[version]
 
 
 @pytest.mark.parametrize("sync", [True, False])

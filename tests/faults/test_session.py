@@ -248,6 +248,7 @@ def test_wrong_number_of_keys_is_caught_before_a_snapshot_is_published(bench, ca
         assert time.monotonic() < deadline
         time.sleep(0.005)
     assert bench.session.versions.snapshot_status.version == -1
+    assert not list(bench.directory.rglob("*.snapshot.*"))
 
 
 def test_maintenance_takes_a_due_snapshot_and_expires(bench):

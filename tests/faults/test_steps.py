@@ -3,7 +3,7 @@
 Done again it gives the rows and files of one undisturbed run, and its history is true.
 """
 
-from itertools import count
+from itertools import count, product
 
 import pytest
 
@@ -162,14 +162,19 @@ def test_step_that_is_killed_is_true_and_can_be_repeated(undisturbed, tmp_path):
 ADDING = [name for name, operation in OPERATIONS.items() if not operation.deletes]
 
 
-@pytest.mark.parametrize("undisturbed", ADDING, indirect=True)
-@pytest.mark.few(3)
-def test_step_that_loses_power_is_true_and_can_be_repeated(undisturbed, tmp_path):
-    """Catches an entry of a log that reaches the disk before the state it stands for."""
+@pytest.mark.parametrize(
+    ("undisturbed", "keeps_deletes"),
+    [*product(ADDING, [False]), *product(OPERATIONS, [True])],
+    indirect=["undisturbed"],
+)
+@pytest.mark.few(6)
+def test_step_that_loses_power_is_true_and_can_be_repeated(undisturbed, tmp_path, keeps_deletes):
+    """Catches an entry of a log that reaches the disk before the state it stands for, and what is
+    deleted before what stands for it is there."""
     for step in count():
         cache = tmp_path / f"cache-{step}"
         cache.mkdir()
-        memory = CrashFileIO(str(cache))
+        memory = CrashFileIO(str(cache), keeps_deletes=keeps_deletes)
         path = into_memory(undisturbed.path, memory)
         io = FaultFileIO(memory)
         io.arm(Fault(step, happens=True, calls=CHANGES))

@@ -38,6 +38,7 @@ from tests.fault_io import Fault, FaultFileIO
 from tests.seams import at, place_of
 
 from .test_edit_in_place import KEYS, make
+from .test_forget_random import has_bytes
 from .test_given_in_operations import family
 
 
@@ -61,6 +62,8 @@ def test_forgotten_keys_are_in_no_byte_of_the_checkpoint(
     gone = [KEYS[3], KEYS[4], KEYS[5]]
     keys = {0: pa.table({"key.k": gone}), 1: pa.table({"key.field0": gone})}
     assert {"row", "key.field0"} <= {hit.path for hit in checkpoint.search_keys(keys[0]).hits}
+    for key in gone:
+        assert has_bytes(Path(made.path), key.to_bytes(8, "little"), tmp_path / "search")
     expected = made.expected()
     for (operator, _), rows in expected.items():
         if operator < 2:
@@ -99,6 +102,8 @@ def test_forgotten_keys_are_in_no_byte_of_the_checkpoint(
     assert not any(str(key) in document for key in gone)
     for operator, of in keys.items():
         assert checkpoint.search_keys(of, operator=operator).hits == ()
+    for key in gone:
+        assert has_bytes(Path(made.path), key.to_bytes(8, "little"), tmp_path / "search") == []
 
 
 def test_the_plan_says_what_was_found_and_its_run_forgets_just_that(tmp_path: Path) -> None:
