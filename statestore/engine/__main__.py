@@ -43,7 +43,6 @@ class _NoDelayServer(PythonServer):  # type: ignore[misc]
 
     def run(self) -> None:
         """Accept connections until the server is shut down."""
-        server_started.connect(_listen_to_many, sender=self)
         super().run()
         while not self.is_shutdown:
             time.sleep(_PAUSE_S)
@@ -77,6 +76,8 @@ def serve(handshake: Handshake) -> tuple[int, Callable[[], bool]]:
         executor=handshake.executor,
     )
     started = threading.Event()
+    # In this order: what is told of the port may connect at once.
+    server_started.connect(_listen_to_many)
     server_started.connect(lambda **_: started.set())
     gateway = _Gateway(
         java_parameters=JavaParameters(auth_token=token, daemonize_memory_management=True),
