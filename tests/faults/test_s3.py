@@ -573,15 +573,17 @@ def test_truncated_body_is_read_again(io, s3_server, bucket):
     assert Path(io.fetch(f"/{bucket}/a")).read_bytes() == b"rows" * 1000
 
 
-def test_read_without_an_answer_is_tried_as_often_as_the_option_says(s3_server, bucket, tmp_path):
+def test_read_without_an_answer_is_tried_as_often_as_the_option_says(
+    io, s3_server, bucket, tmp_path
+):
     """Catches tries that multiply: an engine that is silent for so long is killed as hung."""
-    io = S3FileIO(str(tmp_path), s3_server.settings(max_attempts=2, timeout_s=0.2))
     io.write(f"/{bucket}/a", b"rows", sync=True, overwrite=True)
+    impatient = S3FileIO(str(tmp_path), s3_server.settings(max_attempts=2, timeout_s=1.0))
     began = s3_server.requests["GET"]
     s3_server.outage = "silent"
     try:
         with pytest.raises(StorageError, match="cannot read a file"):
-            io.read_tail(f"/{bucket}/a", 10)
+            impatient.read_tail(f"/{bucket}/a", 10)
     finally:
         s3_server.outage = ""
 

@@ -129,7 +129,7 @@ def test_damage_that_a_process_finds_is_an_error(query, tmp_path):
 def wait_long(path):
     """Work of a process; tells which one it is."""
     Path(path).write_text(str(os.getpid()))
-    time.sleep(60)
+    time.sleep(600)
 
 
 def test_processes_end_when_the_one_that_started_them_is_killed(tmp_path):
@@ -151,8 +151,8 @@ def test_processes_end_when_the_one_that_started_them_is_killed(tmp_path):
 
 
 def wait_for(holds):
-    """Wait until it holds, 20 s at most."""
-    end = time.monotonic() + 20
+    """Wait until it holds, two minutes at most."""
+    end = time.monotonic() + 120
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.05)

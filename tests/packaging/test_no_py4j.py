@@ -34,7 +34,7 @@ def python(tmp_path: Path) -> Path:
     return home / "bin" / "python"
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_a_scala_job_runs_where_spark_has_no_python(python: Path, tmp_path: Path) -> None:
     """Catches an engine that finds py4j only in Spark's own directory, as YARN and images lack."""
     libraries = tmp_path / "__spark_libs__"

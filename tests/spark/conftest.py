@@ -105,7 +105,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.spark)
-            item.add_marker(pytest.mark.timeout(180))
+            item.add_marker(pytest.mark.timeout(600))
             for warning in IGNORED_WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(f"ignore:{warning}"))
             for mark in list(item.iter_markers("needs")):

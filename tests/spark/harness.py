@@ -46,7 +46,7 @@ INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
 }
 """Compiling code for each query takes an eighth of the CPU of a short one."""
-RUN_TIMEOUT_S = 90
+RUN_TIMEOUT_S = 240
 
 Event = Mapping[str, Any]
 Files = Mapping[str, Sequence[Event]]
@@ -326,7 +326,7 @@ def files_read(
     return list(files[: ends[0]]), read
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 180.0) -> Any:
     """Return the first true value of a condition; fail with `what` after timeout_s seconds."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

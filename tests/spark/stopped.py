@@ -33,6 +33,7 @@ class Stopped:
         """Run the query from a checkpoint; return the rows of each batch."""
         lane = copy.copy(self.lane)
         lane.checkpoint, lane.batches = Path(path), {}
+        lane.progress, lane.attempts = [], {}
         if provider is not None:
             lane.conf = {**lane.conf, PROVIDER_CLASS: provider}
         lane.run()
