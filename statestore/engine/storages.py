@@ -266,7 +266,7 @@ class Storages:
         return self._local
 
     def open_s3(self, settings: S3Settings) -> FileIO:
-        """Return S3, which all queries of equal settings share, of one profile's keys."""
+        """Return S3, which all queries share whose settings and AWS profile are the same."""
         key = settings, settings.profile_mark()
         with self._lock:
             found = self._s3.pop(key, None)

@@ -709,7 +709,7 @@ def test_unreachable_server_is_named(s3_server, tmp_path):
     assert "pathStyle" not in caught.value.to_fix
 
 
-def test_server_without_names_for_buckets_is_told_its_option(s3_server, tmp_path, monkeypatch):
+def test_server_without_names_for_buckets_is_told_its_option(s3_server, tmp_path):
     """Catches advice to check what is right."""
     settings = s3_server.settings(
         endpoint="http://nosuch.invalid:9", max_attempts=1, path_style=False

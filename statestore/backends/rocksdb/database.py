@@ -329,15 +329,9 @@ class LocalDatabase:
         path.mkdir(parents=True)
         if view is not None:
             for source in Path(view).iterdir():
-                if source.name == _VERSION_FILE:
-                    continue
-                # RocksDB writes on in the others; a file system may have no hard links.
-                is_linked = False
                 if source.suffix == ".sst":
-                    with suppress(OSError):
-                        (path / source.name).hardlink_to(source)
-                        is_linked = True
-                if not is_linked:
+                    _link_or_copy(source, path / source.name)
+                elif source.name != _VERSION_FILE:
                     shutil.copyfile(source, path / source.name)
         self._db = Rdict(str(path), self._options)
         self._path = path
@@ -363,6 +357,13 @@ class LocalDatabase:
         while len(self._views) > NUM_VIEWS:
             shutil.rmtree(self._views.pop(next(iter(self._views))).path, ignore_errors=True)
         return self._views[version]
+
+
+def _link_or_copy(source: Path, path: Path) -> None:
+    try:
+        path.hardlink_to(source)
+    except OSError:  # such as a file system without hard links
+        shutil.copyfile(source, path)
 
 
 def ingest_files(database: Rdict, paths: Iterable[str]) -> None:
