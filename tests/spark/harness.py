@@ -326,6 +326,17 @@ def files_read(
     return list(files[: ends[0]]), read
 
 
+def open_stores(session: SparkSession) -> int:
+    """Return how many stores the engine of a session's options has open, of an executor here."""
+    jvm: Any = session._jvm
+    shim = jvm.io.statestore
+    state = jvm.org.apache.spark.sql.execution.streaming.state
+    conf = state.StateStoreConf.apply(session._jsparkSession.sessionState().conf())
+    engines = shim.engine.Engines.forOptions(shim.ShimOptions.parse(conf.sqlConfs()))
+    status = engines.call("", shim.Json.readObject('{"op": "status"}'))
+    return int(status.get("stores").asInt())
+
+
 def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 180.0) -> Any:
     """Return the first true value of a condition; fail with `what` after timeout_s seconds."""
     deadline = time.monotonic() + timeout_s

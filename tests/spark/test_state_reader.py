@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from .harness import (
     ROCKSDB_BACKEND,
     STATE_STORE,
     Lane,
+    open_stores,
     run_plan,
     wait_for,
 )
@@ -231,6 +233,40 @@ def test_state_from_a_snapshot_equals_state(
     text = str(raised.value)
     assert "[CANNOT_LOAD_STATE_STORE.CANNOT_READ_MISSING_SNAPSHOT_FILE]" in text
     assert "[snapshot-not-found]" in text
+
+
+@pytest.mark.ours
+def test_read_that_fails_leaves_no_store_open(
+    spark: SparkSession, tmp_path: Path, unload_all: Callable[[], None]
+) -> None:
+    """Catches copies and pins that stay as long as the application, or its query, runs."""
+    lane = Lane(spark, AGGREGATION, PROVIDER, tmp_path / "read")
+    run_plan(lane)
+    unload_all()
+    before = open_stores(spark)
+
+    with pytest.raises(Exception, match="snapshot"):
+        _state(lane, batchId=1, snapshotStartBatchId=0, snapshotPartitionId=0)
+
+    wait_for(lambda: open_stores(spark) == before, "the end of the stores that were read")
+
+
+@pytest.mark.ours
+def test_options_of_the_readers_session_are_not_those_of_the_checkpoint(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Catches a read that is refused by what the session says of its own query's checkpoint."""
+    lane = Lane(spark, AGGREGATION, PROVIDER, tmp_path / "read")
+    run_plan(lane)
+    session = spark.newSession()
+    session.conf.set(f"{STATE_STORE}.checkpointStorage", f"file://{tmp_path}/elsewhere")
+    session.conf.set(f"{STATE_STORE}.maxParallelism", "12")
+    reader = session.read.format("statestore")
+
+    found = sorted(repr(row) for row in reader.load(str(lane.checkpoint)).collect())
+
+    assert found == _state(lane)
+    assert found
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.name)

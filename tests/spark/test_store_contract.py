@@ -15,7 +15,7 @@ from statestore.testing.deltas import write_stream
 
 from .conftest import EXTENDED, OURS, PROVIDER
 from .features import missing
-from .harness import FILESYSTEM, HDFS, HEAP, ROCKSDB, ROCKSDB_BACKEND, STATE_STORE
+from .harness import FILESYSTEM, HDFS, HEAP, ROCKSDB, ROCKSDB_BACKEND, STATE_STORE, open_stores
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -281,27 +281,20 @@ def test_store_that_outlives_its_provider_leaves_nothing_open(
     """Catches a zombie task whose reads open a store in the engine that nobody closes."""
     session = uncached(spark)
     shim = session._jvm.io.statestore
-    state = session._jvm.org.apache.spark.sql.execution.streaming.state
-    conf = state.StateStoreConf.apply(session._jsparkSession.sessionState().conf())
-    engines = shim.engine.Engines.forOptions(shim.ShimOptions.parse(conf.sqlConfs()))
-
-    def open_stores() -> int:
-        status = engines.call(root, shim.Json.readObject('{"op": "status"}'))
-        return int(status.get("stores").asInt())
 
     def views_asked_for() -> int:
         counts = shim.engine.Engines.callCounts()
         return int(counts.apply("view")) if counts.contains("view") else 0
 
     root = f"file:{tmp_path}/state"
-    open_before, asked_before = open_stores(), views_asked_for()
+    open_before, asked_before = open_stores(session), views_asked_for()
     found = shim.testing.StoreContract.readBehindTheEnd(
         session._jsparkSession, root, ROCKSDB_BACKEND
     )
 
     assert found == "a=base"
     assert views_asked_for() > asked_before, "nothing had to be opened"
-    assert open_stores() == open_before
+    assert open_stores(session) == open_before
 
 
 @pytest.mark.ours

@@ -74,8 +74,9 @@ object QueryRuns {
 
   /**
    * Whether a run may be one of a query: no where the driver has active queries, and this is not
-   * the run of one. The state data source has runs of its own. Within `foreachBatch` nothing else
-   * tells it apart, since it reads in the query's own session.
+   * the run of one, or where it has planned no query over this package. The state data source has
+   * runs of its own. Within `foreachBatch` nothing else tells it apart, since it reads in the
+   * query's own session.
    */
   def mayBeOfQuery(run: String): Boolean = known.contains(run) || {
     val found =
@@ -83,14 +84,14 @@ object QueryRuns {
       catch {
         case e: SparkException =>
           log.debug("the driver does not say which runs are active", e)
-          None
+          Some(Set.empty[String])
       }
     val isActive = found.exists(_.contains(run))
     if (isActive) {
       if (known.size >= MostKnown) known.clear()
       known.add(run)
     }
-    isActive || !found.exists(_.contains(AnyRun))
+    isActive || found.exists(!_.contains(AnyRun))
   }
 
   private def activeAmong(runs: Set[String]): Set[String] = {
@@ -98,7 +99,7 @@ object QueryRuns {
     runs.filter(run => active(run) || (run == AnyRun && active.nonEmpty))
   }
 
-  /** None where the driver has been asked to answer by no query. */
+  /** None where no query over this package was planned: `offer` is before its first task. */
   private def ask(runs: Set[String]): Option[Set[String]] = SparkEnv.get match {
     case null => Some(Set.empty)
     case env if StateStoreInternals.isDriver(env) => Some(activeAmong(runs))

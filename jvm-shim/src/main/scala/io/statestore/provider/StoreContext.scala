@@ -149,6 +149,10 @@ private[statestore] final class StoreContext(
     }
     val engineOptions = options.engineJson.deepCopy()
     engineOptions.put("min_versions_to_retain", storeConf.minVersionsToRetain)
+    // The state data source reads any checkpoint in a session that may be set up for another one.
+    if (numPartitions.isEmpty) {
+      engineOptions.put("checkpoint_storage", "").put("max_parallelism", 0)
+    }
     node.set[ObjectNode]("options", engineOptions)
     node
   }

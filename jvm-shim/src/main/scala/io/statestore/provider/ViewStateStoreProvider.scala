@@ -9,6 +9,7 @@ import io.statestore.engine.QueryRuns
 import io.statestore.rocksdb.DamagedViewException
 import io.statestore.view.{ColumnFamily, WorkingView, ViewAdvance}
 import org.apache.hadoop.conf.Configuration
+import org.apache.spark.TaskContext
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.types.StructType
@@ -395,6 +396,7 @@ abstract class ViewStateStoreProvider(backend: String)
 
   private def loading[T](version: Long)(body: => T): T =
     try {
+      closeWithFailedTask()
       wasServed = true
       body
     }
@@ -404,6 +406,14 @@ abstract class ViewStateStoreProvider(backend: String)
         if (e.isInstanceOf[DamagedViewException]) distrust()
         throw ShimErrors.cannotLoad(backend, context.storeId, e)
     }
+
+  /** Spark closes the provider of a reader only where its store was opened. */
+  private def closeWithFailedTask(): Unit = {
+    val task = TaskContext.get()
+    if (task != null && !wasServed && !context.isOfQuery) {
+      task.addTaskFailureListener((_, _) => close())
+    }
+  }
 
   /**
    * Maintenance must not raise: Spark would close the provider. That of a run that was stopped does

@@ -23,6 +23,8 @@ object LeasesCheck {
       .set("spark.pyspark.python", "python-that-is-not-there") // no engine is needed
     val spark = new SparkContext(conf)
     asExecutor(SparkEnv.get)
+    // Nobody answers where no query over this package was planned: a read within `foreachBatch`.
+    require(!contextOf("reader").isOfQuery)
     val contexts = Seq("first", "second").map(contextOf)
     val questions = new LinkedBlockingQueue[String]
     StateStoreInternals.answerQuestions(SparkEnv.get, "statestore-query-runs") { question =>
