@@ -19,7 +19,7 @@ LASTING_KINDS = frozenset(
         "not-found", "version-not-found", "file-not-found", "directory-gone", "driver-lost",
         "incompatible", "other-provider", "other-store", "other-checkpoint", "newer-format",
         "schema-changed", "num-partitions-changed", "max-parallelism-changed",
-        "backend-changed", "storage-changed",
+        "backend-changed", "storage-changed", "wrong-spark",
         "lineage-broken", "corruption", "truncated", "checksum-mismatch", "state-too-large",
         "protocol", "version-apart", "spark-connect", "sink-apart",
         "partitions-asked", "not-rescalable", "unfinished-operation", "unfinished-batch",

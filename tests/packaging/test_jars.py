@@ -45,6 +45,7 @@ def test_jar_of_another_spark_is_refused_with_the_right_one_named(spark: str) ->
 
     raised = [line for line in done.stdout.splitlines() if line.startswith("raised:")]
     assert len(raised) == 2, done.stdout + done.stderr[-4000:]
+    assert done.stdout.splitlines()[2:] == ["served"], "a query that is not ours does not run"
     for line in raised:
         assert (
             f"[wrong-spark] the jar of the state store is for another Spark: jar='{spark}'" in line
@@ -75,6 +76,7 @@ def test_spark_older_than_the_oldest_patch_is_refused_by_name(oldest: str, tmp_p
 
     raised = [line for line in done.stdout.splitlines() if line.startswith("raised:")]
     assert len(raised) == 2, done.stdout + done.stderr[-4000:]
+    assert done.stdout.splitlines()[2:] == ["served"], "a query that is not ours does not run"
     for line in raised:
         assert "[wrong-spark] this patch release of Spark lacks what the state store needs" in line
         assert f"spark='{before}', oldest='{oldest}'. To fix: use Spark {oldest}" in line
@@ -112,12 +114,14 @@ def test_spark_without_a_jar_is_served_where_the_nearest_fits(is_fit: bool, tmp_
     said = done.stdout.splitlines()
     warned = [line for line in done.stderr.splitlines() if "no jar of the state store is" in line]
     if is_fit:
-        assert said == ["served", "served"], done.stdout + done.stderr[-4000:]
+        assert said == ["served"] * 3, done.stdout + done.stderr[-4000:]
         assert len(warned) == 1
         assert "spark=4.99.0-vendor" in warned[0]
     else:
-        assert len(said) == 2, done.stdout + done.stderr[-4000:]
-        for line in said:
+        *refused, own = said
+        assert own == "served", done.stdout + done.stderr[-4000:]
+        assert len(refused) == 2
+        for line in refused:
             assert "[wrong-spark] the jar of the state store does not fit this Spark" in line
             assert f"spark='4.99.0-vendor', jar='{INSTALLED}', missing=" in line
             assert f"body of {FOLDER}/ReadStateStore.suffixScan" in line

@@ -12,8 +12,11 @@ PROVIDER = "io.statestore.FileSystemStateStoreProvider"
 
 
 def main(jar: str, class_path: str) -> None:
-    """Start a query, and make a provider as the state reader does; print what each raises."""
-    with tempfile.TemporaryDirectory() as checkpoint:
+    """Start a query, make a provider as the state reader does, and start a query over Spark's own.
+
+    Print what each raises.
+    """
+    with tempfile.TemporaryDirectory() as checkpoints:
         spark = (
             SparkSession.builder.master("local[1]")
             .config("spark.ui.enabled", "false")
@@ -23,11 +26,20 @@ def main(jar: str, class_path: str) -> None:
             .getOrCreate()
         )
         counts = spark.readStream.format("rate").load().groupBy("value").count()
-        query = counts.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
+        writer = counts.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
         jvm: Any = spark._jvm
+
+        def run(name: str) -> None:
+            writer.option("checkpointLocation", f"{checkpoints}/{name}").start().awaitTermination()
+
+        def run_on_sparks_own() -> None:
+            spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
+            run("own")
+
         for action in (
-            lambda: query.option("checkpointLocation", checkpoint).start().awaitTermination(),
+            lambda: run("ours"),
             jvm.io.statestore.FileSystemStateStoreProvider,
+            run_on_sparks_own,
         ):
             try:
                 action()

@@ -32,10 +32,14 @@ private[provider] final class QueryLogs(session: SparkSession, val root: String)
   def numPartitions: Option[Int] =
     batches("commits").maxOption.map(conf(_).path(Partitions).asInt).filter(_ > 0)
 
+  /** The provider that the newest batch was planned with, which a restart takes again. */
+  def provider: Option[String] =
+    newestPlanned.map(conf(_).path(Provider).asText("")).filter(_.nonEmpty)
+
   /** Whether it has state, over a provider of this package. */
   def hasOurState: Boolean =
     fs.exists(new Path(directory, StreamingCheckpointConstants.DIR_NAME_STATE)) &&
-      newestPlanned.exists(conf(_).path(Provider).asText("").startsWith("io.statestore."))
+      provider.exists(_.startsWith("io.statestore."))
 
   /** Whether an operation made a batch, or Spark's repartition: no sink was given it then. */
   def isOfOperation(batch: Long): Boolean =

@@ -28,7 +28,12 @@ final class QueryStarts extends SparkSessionExtensionsProvider {
     extensions.injectCheckRule { session =>
       {
         case write: WriteToStream =>
-          val provider = QueryProviders.of(SQLConf.get)
+          val pinned = session match {
+            case classic: ClassicSession =>
+              new QueryLogs(classic, write.resolvedCheckpointLocation).provider
+            case _ => None
+          }
+          val provider = pinned.getOrElse(QueryProviders.of(SQLConf.get))
           if (QueryProviders.isOurs(provider)) {
             Resources.checkSpark()
             val options = new StateStoreConf(SQLConf.get).sqlConfs
@@ -36,8 +41,8 @@ final class QueryStarts extends SparkSessionExtensionsProvider {
             OffHeap.check(parsed)
             QueryStarts.requirePartitions(session, write, parsed.partitions)
             if (provider == RocksDB) ShimOptions.warnOfIgnored(options)
+            FileSinks.check(session, write)
           }
-          FileSinks.check(session, write)
           QueryProviders.watch(session)
           QueryRuns.note(session)
           Leases.watch()
