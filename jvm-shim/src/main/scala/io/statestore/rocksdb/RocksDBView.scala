@@ -246,7 +246,7 @@ private[statestore] final class RocksDBView(
     override def range(from: Array[Byte], until: Array[Byte]): CommittedCursor =
       RocksDBView.this.synchronized {
         val isAll = from == null && until == null
-        if (cache.all == null) spent += (if (isAll) knownRows else RowsPerLookup)
+        if (cache.all == null) spent += (if (isAll) knownRows else RowsPerRange)
         if (cache.all != null || isLoaded()) cache.all.range(from, until) else stored(from, until)
       }
 
@@ -300,6 +300,9 @@ private object RocksDBView {
 
   /** So many rows of a scan take as long as a lookup. */
   val RowsPerLookup = 8L
+
+  /** And as the first row of a range: RocksDB looks into each file for it. */
+  val RowsPerRange = 64L
 
   /** Heap of the smallest row, with its key, header and place in the index. */
   val SmallestRowBytes = 32L

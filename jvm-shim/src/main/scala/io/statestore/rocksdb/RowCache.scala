@@ -91,7 +91,7 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
     }
 
   def put(keyBase: AnyRef, keyAt: Long, keyLen: Int, hash: Int, value: BytesRef): Unit =
-    if (hasRoom) {
+    if (hasRoomFor(value)) {
       young.put(
         Put, keyBase, keyAt, keyLen, hash, value.base, value.at, value.length, inPlace = false)
     }
@@ -243,14 +243,14 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
       val length = pages.keyLength(address)
       val hash = RecordTable.hashKey(base, at, length)
       val op = change.op(i)
+      if (op == Put) change.value(i, value)
       // The value of a merge, put together, is not kept where there are too many.
-      if (op == Merge || !hasRoom) {
+      if (op == Merge || (op == Put && !hasRoomFor(value)) || !hasRoom) {
         young.remove(base, at, length, hash)
         old.remove(base, at, length, hash)
       } else if (op == Delete) {
         young.put(Delete, base, at, length, hash, null, 0L, 0, inPlace = true)
       } else {
-        change.value(i, value)
         young.put(Put, base, at, length, hash, value.base, value.at, value.length, inPlace = true)
       }
       i += 1
@@ -302,6 +302,9 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
       true
     }
   }
+
+  /** Likewise; false also where the value would take the place of too many others. */
+  private def hasRoomFor(value: BytesRef): Boolean = hasRoom && value.length <= maxBytes / 8
 
   private final class Generation(pages: RecordPages, table: RecordTable) {
 

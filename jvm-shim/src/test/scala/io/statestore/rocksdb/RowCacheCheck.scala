@@ -68,6 +68,7 @@ object RowCacheCheck {
       check.close()
     }
     shareBudget(seed, batches)
+    keepLargeValuesOut(seed)
     println(s"ok seed=$seed batches=$batches misses=$misses absents=$absents hits=$hits " +
       s"loads=$loads wholes=$wholes outgrown=$outgrown unread=$unread left=$left")
   }
@@ -91,6 +92,19 @@ object RowCacheCheck {
     val held = checks.map(_.bytes).sum
     if (held > budget + checks.size * SlackBytes) {
       System.err.println(s"more than the budget: seed=$seed held=$held alone=$alone")
+      System.exit(1)
+    }
+    checks.foreach(_.close())
+  }
+
+  /** Values of half the budget, read and written: none of four caches keeps one. */
+  private def keepLargeValuesOut(seed: Long): Unit = {
+    val budget = 4L << 20
+    val checks = (0 until 4).map(i => new RowCacheCheck(seed + i, budget, false, false, null))
+    (0 until 10).foreach(number => checks.foreach(_.putAndRead(s"key$number", "x" * (2 << 20))))
+    val held = checks.map(_.bytes).sum
+    if (held > budget) {
+      System.err.println(s"large values: seed=$seed held=$held")
       System.exit(1)
     }
     checks.foreach(_.close())
@@ -225,6 +239,32 @@ object RowCacheCheck {
     }
 
     def close(): Unit = cache.close()
+
+    /** Commits a value in a batch of its own, then reads it. */
+    def putAndRead(key: String, value: String): Unit = {
+      writing { (overlay, state) =>
+        state.put(rowOf(key), rowOf(value))
+        commit(overlay)
+      }
+      model += key -> Vector(value)
+      writing { (_, state) =>
+        same(key, state.values(rowOf(key)).map(_.getUTF8String(0).toString).toVector, model(key))
+      }
+    }
+
+    private def writing(body: (Overlay, FamilyState) => Unit): Unit = {
+      val overlay = new Overlay(keyGroups, 1L << 30, () => scratchFile(), true)
+      body(
+        overlay,
+        new FamilyState(
+          family,
+          committed,
+          overlay,
+          () => overlay.family(
+            family, PartitionKey.function("default", true, family.name, family.spec, 64))))
+      overlay.close()
+      shown.clear()
+    }
 
     /** Some that may be are cut short, as cursors are when the last handle has gone. */
     private def load(isCut: Boolean): Unit = {
