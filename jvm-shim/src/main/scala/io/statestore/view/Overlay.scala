@@ -55,7 +55,8 @@ private[statestore] final class Overlay(
   private val mappings = mutable.ArrayBuffer.empty[MappedByteBuffer]
   private var lastFamily: OverlayFamily = _ // that `familyOf` returned
   private var movedUntil = 0L // records before this address stay as they are
-  private var deadBytes = 0L // in replaced records on the heap
+  private var deadBytes = 0L // of replaced records on the heap
+  private var numListed = 0L // records on the heap, replaced ones included
   private var compactions = 0
   @volatile private var closed = false // a thread that outlives the task may go on with a write
   private var isCounted = false
@@ -86,14 +87,18 @@ private[statestore] final class Overlay(
   /** Lists hold so many bytes more on the heap. */
   def listsGrew(bytes: Int): Unit = listBytes += bytes
 
+  /** A family has listed one record more. */
+  def listed(): Unit = numListed += 1L
+
   /** A record on the heap stands for its key no more. */
-  def replaced(address: Int): Unit = deadBytes += pages.units(address).toLong << 3
+  def replaced(address: Int): Unit =
+    deadBytes += (pages.units(address).toLong << 3) + Overlay.ListedBytes
 
   /** Raises what a spill has raised before, too: user code may have gone on behind it. */
   def afterWrite(): Unit = if (!closed) {
     ensureWhole()
     if (!isCounted) count()
-    val held = pages.heldBytes + listBytes - keptBytes
+    val held = pages.heldBytes + listBytes + numListed * Overlay.ListedBytes - keptBytes
     if (held > smallestShare) {
       if (2L * deadBytes > held) compact()
       else if (held > budgetBytes / math.max(1, Overlay.numWritten.get)) {
@@ -203,6 +208,7 @@ private[statestore] final class Overlay(
     val before = pages.beginCompaction()
     families.valuesIterator.foreach(_.moveHeapRecords())
     pages.dropHeapPages(before)
+    numListed = families.valuesIterator.map(_.maxHeapRecords.toLong).sum
     deadBytes = 0L
     compactions += 1
   }
@@ -229,6 +235,7 @@ private[statestore] final class Overlay(
     }
     pages.dropHeapPages(pages.pageCount)
     families.valuesIterator.foreach(_.spilled())
+    numListed = 0L
     deadBytes = 0L
     movedUntil = pages.end // what is on disk stays as it is
     keptBytes = pages.heldBytes + listBytes
@@ -391,6 +398,9 @@ private object Overlay {
 
   // Below that a spill makes more runs than it saves memory.
   val SmallestShare: Long = 1L << 20
+
+  /** Heap of a record beside its own bytes: in its family's list, and while records are sorted. */
+  val ListedBytes = 48L
 }
 
 /** Sees the records of an overlay, a block at a time. */

@@ -249,6 +249,7 @@ private[statestore] final class OverlayFamily(
     addresses(used) = address
     ranks(used) = overlay.keyGroups.rank(keyGroup(row))
     used += 1
+    overlay.listed()
     overlay.afterWrite()
   }
 }

@@ -12,7 +12,7 @@ object OverlayBudgetCheck {
   private val numOverlays = 8
   private val budgetBytes = 8L << 20
   private val pageBytes = 256L << 10
-  private val rowsOfBudget = 100000 // of 40 bytes: about half of the budget
+  private val rowsOfBudget = 50000 // of 40 bytes, and what lists and sorts them: half of it
 
   def main(args: Array[String]): Unit = {
     val overlays = Seq.fill(numOverlays)(
@@ -20,7 +20,11 @@ object OverlayBudgetCheck {
     val states = overlays.map(stateOf(null, _))
     (0 until rowsOfBudget).foreach { number =>
       states.foreach(_.put(row(number), row(-number)))
-      val held = overlays.map(_.pages.heldBytes).sum
+      // With what lists the records and puts them in order.
+      val held = overlays.map { overlay =>
+        overlay.pages.heldBytes +
+          overlay.allFamilies.map(_.maxHeapRecords * Overlay.ListedBytes).sum
+      }.sum
       check(held <= budgetBytes + numOverlays * pageBytes, s"held=$held rows=$number")
     }
     check(overlays.forall(_.numRuns > 0), "an overlay never spilled")
@@ -36,7 +40,7 @@ object OverlayBudgetCheck {
     val tiny = new Overlay(new KeyGroups(maxParallelism), 0L, () => scratchFile())
     val state = stateOf(null, tiny)
     (0 until rowsOfBudget).foreach(number => state.put(row(number), row(-number)))
-    val most = rowsOfBudget * 40L / Overlay.SmallestShare + 1L
+    val most = rowsOfBudget * (40L + Overlay.ListedBytes) / Overlay.SmallestShare + 1L
     check(tiny.numRuns <= most, s"a budget of nothing spills all the time: runs=${tiny.numRuns}")
     tiny.close()
     println("ok")
