@@ -6,7 +6,10 @@ checks the CRC32C of every block.
 
 from __future__ import annotations
 
+import functools
+import mmap
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import google_crc32c
@@ -52,19 +55,52 @@ def append_trailer(path: str, trailer: Trailer) -> bytes:
     return encoded
 
 
+class MappedFile:
+    """A file of the local disk, mapped for reading.
+
+    The mapping lives as long as any view of it; deleting the file meanwhile is harmless. What
+    `pieces` has read counts no longer as memory of this process: of a file of gigabytes all would
+    stay with it as long as the mapping, and be counted by whoever limits a container.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+
+    def __init__(self, path: str) -> None:
+        with Path(path).open("rb") as file:
+            self.size = os.fstat(file.fileno()).st_size
+            # An empty file cannot be mapped.
+            self._mapping = (
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.size else None
+            )
+        self.bytes = pa.py_buffer(b"" if self._mapping is None else self._mapping)
+        """All of them."""
+
+    def pieces(self, offset: int, length: int) -> Iterator[pa.Buffer]:
+        """Yield a part, at most `STEP_BYTES` at a time, each a step of progress."""
+        for start in range(offset, offset + length, STEP_BYTES):
+            yield self.bytes.slice(start, min(STEP_BYTES, offset + length - start))
+            if self._mapping is not None:
+                self._mapping.madvise(mmap.MADV_DONTNEED)
+            step()
+
+    def checksum(self, offset: int, length: int) -> int:
+        """Return the CRC32C of a part."""
+        return functools.reduce(google_crc32c.extend, self.pieces(offset, length), 0)
+
+
 def map_file(path: str) -> pa.Buffer:
-    """Return a file's bytes, mapped."""
-    if not Path(path).stat().st_size:
-        return pa.py_buffer(b"")  # there is nothing to map
-    with pa.memory_map(path) as mapped:
-        return mapped.read_buffer()
+    """Return a file's bytes, mapped; see `MappedFile`."""
+    return MappedFile(path).bytes
 
 
 class SealedFile:
-    """A sealed file mapped for reading.
+    """A sealed file mapped for reading, as `MappedFile`.
 
-    The mapping lives as long as any view of it; deleting the file meanwhile is harmless. Not
-    thread-safe while blocks are first verified; reads of verified blocks are.
+    Not thread-safe while blocks are first verified; reads of verified blocks are.
     """
 
     def __init__(self, path: str, name: str | None = None) -> None:
@@ -81,13 +117,13 @@ class SealedFile:
         """
         self.path = path
         self.name = path if name is None else name
-        # An empty file cannot be mapped.
-        self._whole = map_file(path)
-        self.size = self._whole.size
-        end = self._whole.slice(max(self.size - TAIL_BYTES, 0)).to_pybytes()
+        self._file = MappedFile(path)
+        self.size = self._file.size
+        whole = self._file.bytes
+        end = whole.slice(max(self.size - TAIL_BYTES, 0)).to_pybytes()
         needed = trailer_length(end, self.size, self.name) + END_LENGTH
         if needed > len(end):
-            end = self._whole.slice(self.size - needed).to_pybytes()
+            end = whole.slice(self.size - needed).to_pybytes()
         self.trailer = decode_trailer(end, self.size, self.name)
 
     def verify(self) -> None:
@@ -102,14 +138,15 @@ class SealedFile:
     def block_bytes(self, index: int) -> pa.Buffer:
         """Return the bytes of a block, mapped and unchecked."""
         block = self.trailer.blocks[index]
-        return self._whole.slice(block.offset, block.length)
+        return self._file.bytes.slice(block.offset, block.length)
+
+    def block_pieces(self, index: int) -> Iterator[pa.Buffer]:
+        """Yield the bytes of a block, unchecked, as `MappedFile.pieces`."""
+        block = self.trailer.blocks[index]
+        return self._file.pieces(block.offset, block.length)
 
     def _verify_block(self, block: Block) -> None:
-        found = 0
-        for start in range(0, block.length, STEP_BYTES):
-            length = min(STEP_BYTES, block.length - start)
-            found = google_crc32c.extend(found, self._whole.slice(block.offset + start, length))
-            step()
+        found = self._file.checksum(block.offset, block.length)
         if found != block.crc32c:
             raise CorruptionError(
                 "a block of a state file does not match its checksum",

@@ -223,7 +223,7 @@ class StateFile(SealedFile):
         if not self._verified[index]:
             self._verify_block(block)
             self._verified[index] = True
-        data = self._whole.slice(block.offset, block.length)
+        data = self._file.bytes.slice(block.offset, block.length)
         batch = read_batch(data, SCHEMA, self.name, block.offset)
         groups = to_numpy(batch.column(0), np.uint16)
         if len(groups) != block.rows or int(groups.max()) >= self.trailer.max_parallelism:

@@ -34,6 +34,7 @@ from statestore.io.local import LocalFileIO
 from tests.checkpoints import files_below
 from tests.engine_process import EngineProcess
 from tests.fault_io import FaultFileIO
+from tests.peak_memory import measured_growth
 from tests.seams import at
 from tests.shim import Engine, G, RocksDBShim, in_view, rows, write_sst
 
@@ -322,6 +323,25 @@ def test_wrong_number_of_keys_is_caught_before_a_merge_is_published(checkpoint):
     assert merge(head).trailer.rows.put == len(versions[3])
 
 
+def test_file_that_was_checked_and_copied_is_not_in_memory(tmp_path):
+    """Catches an engine that is killed for the files it restores: all of them stay mapped."""
+    with at(tmp_path, options=OPTIONS).open_store(backend="rocksdb") as store:
+        batch = store.begin()
+        for number in range(150):
+            batch.put(b"%d" % number, os.urandom(1 << 20))
+        batch.commit()
+    (path,) = tmp_path.rglob("*.delta.sst")
+    assert path.stat().st_size > 150 << 20
+
+    with measured_growth() as grown:
+        file = SealedFile(str(path))
+        file.verify()
+        copy = sst.extract_sst(file, str(tmp_path / "copy.sst"))
+
+    assert Path(copy).stat().st_size == file.trailer.blocks[0].length
+    assert grown.resident < 40 << 20
+
+
 @pytest.mark.extended
 def test_merge_needs_no_memory_for_each_deleted_key(tmp_path):
     """Catches a merge that holds every deleted key, of which a queue has more than rows.
@@ -331,8 +351,11 @@ def test_merge_needs_no_memory_for_each_deleted_key(tmp_path):
     num_keys = 100_000
     keys = [b"key-%012d" % number for number in range(num_keys)]
     with at(tmp_path, options=OPTIONS).open_store(backend="rocksdb") as store:
-        put(store, 1)
-        for deleted in (keys[:-10], keys[10:]):
+        batch = store.begin()
+        for key in keys:
+            batch.put(key, b"")
+        batch.commit()
+        for deleted in (keys[::2], keys[1::2]):
             batch = store.begin()
             for key in deleted:
                 batch.delete(key)

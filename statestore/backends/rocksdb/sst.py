@@ -50,10 +50,10 @@ from statestore.codec.rows import (
     to_numpy,
     write_options,
 )
-from statestore.codec.sealed_file import map_file
+from statestore.codec.sealed_file import MappedFile, map_file
 from statestore.codec.state_file import not_a_stream
 from statestore.codec.trailer import Block, RowCounts
-from statestore.core.progress import STEP_BYTES, step
+from statestore.core.progress import step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -330,10 +330,10 @@ def _join_body(
     if num_deletes:
         with Path(path).open("ab") as body, Path(deletes.path).open("rb") as stream:
             shutil.copyfileobj(stream, body)
-    whole = map_file(path)
-    blocks = [_block(whole.slice(0, size), 0, num_puts + num_deletes)]
+    whole = MappedFile(path)
+    blocks = [_block(whole, 0, size, num_puts + num_deletes)]
     if num_deletes:
-        blocks.append(_block(whole.slice(size), size, num_deletes))
+        blocks.append(_block(whole, size, whole.size - size, num_deletes))
     kept = sst_path if keeps_sst else None
     return SstBody(path, kept, tuple(blocks), RowCounts(num_puts, num_deletes))
 
@@ -342,8 +342,8 @@ def _without_rows(path: str) -> SstBody:
     return SstBody(path, None, (Block(0, 0, 0, 0, -1, -1),), RowCounts())
 
 
-def _block(data: pa.Buffer, offset: int, num_rows: int) -> Block:
-    return Block(offset, data.size, num_rows, int(google_crc32c.value(data)), -1, -1)
+def _block(file: MappedFile, offset: int, length: int, num_rows: int) -> Block:
+    return Block(offset, length, num_rows, file.checksum(offset, length), -1, -1)
 
 
 def extract_sst(file: SealedFile, path: str) -> str | None:
@@ -352,13 +352,10 @@ def extract_sst(file: SealedFile, path: str) -> str | None:
     Raises:
         OSError: The local disk failed.
     """
-    data = file.block_bytes(0)
-    if len(data) == 0:
+    if file.trailer.blocks[0].length == 0:
         return None
     with Path(path).open("wb") as copy:
-        for start in range(0, len(data), STEP_BYTES):
-            copy.write(data.slice(start, min(STEP_BYTES, len(data) - start)))
-            step()
+        copy.writelines(file.block_pieces(0))
     return path
 
 
