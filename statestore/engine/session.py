@@ -103,6 +103,8 @@ class Session:
             IncompatibleError: Also where the checkpoint never had the state partition.
         """
         with self._turn:
+            if not self.readers:
+                self.versions.end_reading()
             try:
                 loaded = self.versions.load(
                     version, checkpoint_id, num_partitions, options, from_snapshot
@@ -220,7 +222,8 @@ class Session:
     def end_reading(self, provider: str) -> None:
         """Release files and databases of readers, when the last of them is gone.
 
-        If no query has the store open they stay for the next reader, as with any closed store.
+        If no query has the store open they stay for the next reader, as with any closed store, or
+        until a query loads it.
         """
         if provider in self.readers:
             self.readers.discard(provider)

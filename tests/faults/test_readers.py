@@ -138,6 +138,22 @@ def test_what_was_fetched_for_readers_goes_with_the_last_of_them(query, tmp_path
     assert engine.call("load", **shim.load())["bytes_read"] == 0
 
 
+def test_what_was_fetched_for_readers_goes_when_a_query_begins(query, tmp_path):
+    """Catches a copy of the state that a notebook has left to the query it starts next."""
+    _, shim = query
+    reader = reader_of(shim)
+    engine = Engine(f"{tmp_path}/other")
+    for version in range(3, 7):
+        read(engine, reader, version)
+    engine.call("close", store=reader.store, backend="rocksdb")
+    views = [path for path in (tmp_path / "other").rglob("*-read/*") if path.is_dir()]
+    assert len(views) == 1
+
+    engine.call("load", **shim.load())
+
+    assert not list((tmp_path / "other").rglob("*-read"))
+
+
 def test_view_stays_while_three_others_are_made_for_readers(query):
     """Catches a reader whose view goes with the next read, before it is opened."""
     engine, shim = query

@@ -345,9 +345,13 @@ class RocksDBVersions(VersionsBase):
         return self._bring_to(self._local, head, self._chain(head), options)
 
     def forget_heads(self) -> None:
-        """Release memory; the newest view stays on disk for a later load."""
+        """Release memory; the newest view stays on disk for a later load, and one for a reader."""
         self._recent.forget()
         self._local.shrink()
+        with self._reading:
+            self._read.shrink()
+            while self._replays:
+                self._replays.pop().forget()
 
     def forget_local(self) -> None:
         """Remove local files that `forget_heads` leaves."""
