@@ -163,7 +163,7 @@ def read_parent(
     try:
         found = read_delta_trailer(location, new.parent.version, checkpoint_id, cached)
     except NotFoundError as error:
-        if new.checkpoint_format < 2 and error.fields.get("newest_version") == new.parent.version:
+        if new.checkpoint_format < 2 and _is_of_later_format(location, new.parent):
             raise InvalidArgumentError(
                 "the checkpoint was written in a later checkpoint format",
                 kind="invalid-option",
@@ -186,6 +186,15 @@ def read_parent(
     if cached is not None and cached.trailer.checkpoint_id == found.trailer.checkpoint_id:
         return replace(found, commit=cached.commit)
     return found
+
+
+def _is_of_later_format(location: StoreLocation, version: VersionRef) -> bool:
+    """Return whether a version is there by its name in checkpoint format v2."""
+    try:
+        read_delta_trailer(location, version.version, version.checkpoint_id)
+    except NotFoundError:
+        return False
+    return True
 
 
 def describe_delta(new: NewVersion, local_path: str, arrow_length: int) -> tuple[Block, ...]:

@@ -29,8 +29,8 @@ def most_changed_keys(
     """Count in how many of the `MOST_VERSIONS` newest versions each key was written or deleted.
 
     Deltas alone are read, those of one state partition at a time. It ends at a version that was
-    expired, at one with another number of state partitions, and at one that an operation wrote
-    whole.
+    expired, at one with another number of state partitions, and at one that was written whole, by
+    an operation or with `rocksdb.incremental=false`.
 
     Args:
         checkpoint: The checkpoint.
@@ -90,7 +90,7 @@ def _versions(
 
 
 def _is_full_state(head: PublishedFile) -> bool:
-    return head.trailer.parent is None and head.trailer.rows.total > 0
+    return not head.trailer.files and head.trailer.rows.total > 0
 
 
 def _keys(checkpoint: OpenCheckpoint, head: PublishedFile, family: str) -> Any:
