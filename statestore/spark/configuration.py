@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _JARS = "spark.jars"
+_JARS_OF_YARN = "spark.yarn.dist.jars"
+_SHIM = "statestore-shim"  # in the name of each jar of this package
 _GATEWAY = "PYSPARK_GATEWAY_PORT"  # of a JVM that started this Python
 _DEFAULTS = {
     # Metrics that Spark's page of a query draws beside its own charts.
@@ -118,11 +120,11 @@ def configure(
         require_rocksdict()
     if not is_served_elsewhere(before):
         require_own_spark(_pyspark())
-        jars = str(before.get(_JARS, "")).split(",")
         jar = str(find_jar())
-        conf[_JARS] = ",".join([*(other for other in jars if other and other != jar), jar])
+        # What Spark's session takes from a builder stands in place of what its JVM was given.
+        jars = [*_listed(before.get(_JARS)), *_jars_of_jvm(PROVIDERS[backend], jar)]
+        conf[_JARS] = ",".join(dict.fromkeys(jars))
         conf |= {key: value for key, value in _DEFAULTS.items() if key not in before}
-        _require_loadable(PROVIDERS[backend], jar)
     conf[REAL_TIME_KEY if real_time else PROVIDER_KEY] = PROVIDERS[backend]
     if _is_spark_4_3():
         if real_time:  # older ones have no stateful operators in the mode
@@ -135,8 +137,10 @@ def configure(
     return builder
 
 
-def _require_loadable(provider: str, jar: str) -> None:
-    """Check that a JVM that runs already, as below `spark-submit`, has the jar.
+def _jars_of_jvm(provider: str, jar: str) -> list[str]:
+    """Return the jars of a JVM that runs already, as below `spark-submit`, or else the jar.
+
+    It is among them: driver and executors have what the application began with, and no second one.
 
     Raises:
         NotFoundError: It has not, and does not take it from a builder any more.
@@ -147,7 +151,7 @@ def _require_loadable(provider: str, jar: str) -> None:
         SparkContext._ensure_initialized()  # noqa: SLF001
     jvm = SparkContext._jvm  # noqa: SLF001
     if jvm is None:
-        return
+        return [jar]
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     if loader.getResource(f"{provider.replace('.', '/')}.class") is None:
         raise NotFoundError(
@@ -159,6 +163,16 @@ def _require_loadable(provider: str, jar: str) -> None:
             '"$(statestore jar)"; in a program that starts it itself, configure before the first '
             "session",
         )
+    given = jvm.org.apache.spark.SparkConf()
+    jars = _listed(given.get(_JARS, ""))
+    shipped = [*jars, *_listed(given.get(_JARS_OF_YARN, ""))]
+    is_shipped = any(_SHIM in name.rpartition("/")[2] for name in shipped)
+    return jars if is_shipped else [*jars, jar]
+
+
+def _listed(jars: object) -> list[str]:
+    """Return jars that are separated by commas, those of the local disk by their paths."""
+    return [jar.removeprefix("file://") for jar in str(jars or "").split(",") if jar]
 
 
 def _require_real_time(before: Mapping[str, object], checkpoint_format: str) -> None:

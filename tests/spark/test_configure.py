@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -80,6 +81,37 @@ def test_jvm_that_spark_submit_started_without_the_jar_is_refused_with_the_fix(
     assert "To fix: name the jar where the JVM is started: spark-submit --jars" in without.stdout
     assert with_jar.returncode == 0, with_jar.stdout
     assert with_jar.stdout.splitlines()[-1] == "Builder"
+
+
+@pytest.mark.timeout(240)
+def test_executors_have_all_jars_of_spark_submit_and_one_shim(tmp_path: Path) -> None:
+    """Catches a connector that only the driver has, and another shim on the executors."""
+    other, older = tmp_path / "other.jar", tmp_path / "statestore-shim_2.13-spark4.3-0.0.1.jar"
+    with zipfile.ZipFile(other, "w") as made:
+        made.writestr("io/example/resource.txt", "")
+    shutil.copy(find_jar(), older)
+    job = tmp_path / "job.py"
+    job.write_text(
+        "import statestore\nfrom pyspark.sql import SparkSession\n"
+        "builder = SparkSession.builder.config('spark.ui.enabled', False)\n"
+        "spark = statestore.configure(builder).getOrCreate()\n"
+        "jars = spark.sparkContext._jsc.sc().listJars().mkString(',')\n"
+        "spark.range(2).count()\n"
+        "print(*sorted(jar.rpartition('/')[2] for jar in jars.split(',')))\n"
+    )
+    submit = [Path(pyspark.__file__).parent / "bin" / "spark-submit", f"--jars={older},{other}"]
+
+    done = subprocess.run(
+        [*submit, "--master=local-cluster[1,1,1024]", job],
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert done.stdout.splitlines()[-1] == f"{other.name} {older.name}"
 
 
 def _check_pages(shown: Path) -> None:
