@@ -29,7 +29,7 @@ usage: ./build.sh TARGET [ARGUMENT...]
             standalone, yarn or kubernetes; --results=FILE writes what ran. Linux, as root, with iproute2
   test-s3   the tests of S3 on SeaweedFS in place of moto, or pytest with the given arguments
   test-nightly what is in none of these: the lanes on clusters, and test-s3
-  conformance [SUITE...] Spark's own test suites on the providers, kept and written to docs/conformance.md;
+  conformance [SUITE...] Spark's own test suites on the providers, kept and shown in build/conformance.md;
             --spark 4.2, --providers filesystem,rocksdb,heap
   lint      check style, types, layers, the shim and the docs
   docs      the docs as a site in build/site, all links checked
@@ -67,6 +67,7 @@ require_java() {
   major=${version%%[.-]*}
   [ "$major" -ge 17 ] ||
     fail "Java is too old: command=$java, version=$version. To fix: install Java 17 or newer and set JAVA_HOME to it"
+  if [ -n "${JAVA_HOME:-}" ]; then PATH=$JAVA_HOME/bin:$PATH; fi # for what starts a java by its name
 }
 
 find_python() {
@@ -80,6 +81,11 @@ find_python() {
   fail "no Python >= 3.11 with its venv module found. To fix: install it, for example apt-get install python3.11 python3.11-venv, or set PYTHON"
 }
 
+# Whether a virtual environment's Python is whole and of a release that is served.
+is_python() {
+  "$1" -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
 pins() {
   if [ -z "$release" ]; then cat constraints.txt; else sed "s/^pyspark==.*/pyspark==$release/" constraints.txt; fi
 }
@@ -88,13 +94,15 @@ setup() {
   require_java
   local wanted interpreter
   wanted=$({ pins && cat pyproject.toml; } | cksum)
-  if [ -x $python ] && [ "$(cat $venv/stamp 2>/dev/null)" = "$wanted" ]; then
-    return
-  fi
-  if ! $python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+  # A Python that PYTHON names, or that the system has replaced by another, needs all of it anew.
+  if ! is_python $python ||
+    { command -v "${PYTHON:-}" >/dev/null && [ "$($python -V)" != "$("$PYTHON" -V)" ]; }; then
     interpreter=$(find_python)
     rm -rf $venv
     "$interpreter" -m venv $venv
+  fi
+  if [ "$(cat $venv/stamp 2>/dev/null)" = "$wanted" ]; then
+    return
   fi
   echo "installing dependencies into $venv" >&2
   pins >$venv/constraints.txt

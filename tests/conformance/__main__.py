@@ -2,9 +2,10 @@
 
 Each suite runs first on a provider that does not exist: what passes there proves nothing of a
 store, and is not run again. The rest runs on the providers asked for; then what did not pass, on
-the provider that the suite itself chooses. Results are kept, a line a test, and docs/conformance.md
-is made of them. A second run goes on where the first one stopped, and repeats what failed for no
-known reason.
+the provider that the suite itself chooses. Results are kept, a line a test, in `build/conformance`,
+or where `--results` says, and a page is made of them: `build/conformance.md`, or, of the published
+ones, docs/conformance.md. A second run goes on where the first one stopped, and repeats what failed
+for no known reason.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tools.shim_jar import ROOT
 
 from .jvm import SparkTests
 from .page import PAGE, render
-from .results import OURS, Known, Results, results_file
+from .results import OURS, PUBLISHED, Known, Results, results_file
 
 _CLASSES = {
     "control": "io.statestore.NoSuchProvider",
@@ -30,6 +31,7 @@ _CLASSES = {
     "heap": "io.statestore.HeapStateStoreProvider",
     "spark": None,
 }
+_OWN = ROOT / "build" / "conformance"
 _LOG = ROOT / "build" / "conformance.log"
 _GO_ON = 3
 """Status of a process that leaves tests to another: `RunSuite`."""
@@ -41,27 +43,29 @@ class Lane:
     Args:
         known: What is known of suites and their failures.
         minor: Of Spark.
+        kept: Folder of the results.
     """
 
-    def __init__(self, known: Known, minor: str) -> None:
+    def __init__(self, known: Known, minor: str, kept: Path) -> None:
         self.known = known
         self.minor = minor
+        self._kept = kept
         self._tests = SparkTests(known, minor)
         self.suites = self._tests.suites
 
     def run(self, suite: str, providers: list[str]) -> Results:
         """Run what is not done of a suite; return all that is known of it."""
-        file = results_file(self.minor, suite)
+        file = results_file(self._kept, self.minor, suite)
         file.parent.mkdir(parents=True, exist_ok=True)
-        Results.read(self.minor, suite).forget_unexplained(self.known)
+        Results.read(self._kept, self.minor, suite).forget_unexplained(self.known)
         for stage in (["control"], providers, ["spark"]):
             while not self._start(suite, self._plan(suite, stage), file):
                 pass
-        return Results.read(self.minor, suite)
+        return Results.read(self._kept, self.minor, suite)
 
     def _plan(self, suite: str, providers: list[str]) -> list[dict[str, object]]:
         """Return what is left to run of a suite, a run for each provider."""
-        results = Results.read(self.minor, suite)
+        results = Results.read(self._kept, self.minor, suite)
         runs: list[dict[str, object]] = []
         for provider in providers:
             done, only = results.done(provider), None
@@ -107,21 +111,29 @@ def _main() -> int:
     parser.add_argument("suites", metavar="SUITE", nargs="*", help="class name; none: all")
     parser.add_argument("--spark", choices=SPARK_MINORS, default="4.2")
     parser.add_argument("--providers", default="filesystem,rocksdb", help="also heap")
+    parser.add_argument(
+        "--results", type=Path, default=_OWN, help=f"folder; published: {PUBLISHED}"
+    )
     arguments = parser.parse_args()
     providers = arguments.providers.split(",")
     if not set(providers) <= set(OURS):
         parser.error(f"no such provider: providers={providers}. To fix: of {', '.join(OURS)}")
+    kept = arguments.results.resolve()
     _LOG.parent.mkdir(exist_ok=True)
     try:
-        lane = Lane(known, arguments.spark)
+        lane = Lane(known, arguments.spark, kept)
     except JarsUnreachableError as error:
         sys.exit(f"Spark's tests cannot be fetched: {error}")
     for suite in arguments.suites or lane.suites:
         if suite not in lane.suites:
             parser.error(f"no such suite: suite={suite}. To fix: one of {', '.join(lane.suites)}")
         print(lane.run(suite, providers).summary(), flush=True)
-    PAGE.write_text(render(known))
-    unexplained = [line for results in Results.read_all() for line in results.unexplained(known)]
+    page = PAGE if kept == PUBLISHED else kept.with_suffix(".md")
+    page.write_text(render(known, kept))
+    print(page)
+    unexplained = [
+        line for results in Results.read_all(kept) for line in results.unexplained(known)
+    ]
     for line in unexplained:
         print(f"no known reason: {line}")
     return int(bool(unexplained))

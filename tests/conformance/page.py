@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 from statestore.core.version import SPARK_MINORS
 from tools.shim_jar import ROOT
 
-from .results import OURS, Known, Results
+from .results import OURS, PUBLISHED, Known, Results
 
 PAGE = ROOT / "docs" / "conformance.md"
 
@@ -23,8 +24,9 @@ Spark publishes its tests. Here they run on the state backends of this package:
 ./build.sh conformance --spark 4.2 --providers filesystem,rocksdb,heap
 ```
 
-Without a name it runs all suites below. It fetches Spark's tests, keeps what it found, writes this
-page, goes on where it stopped, and fails where a test does not pass for no known reason.
+Without a name it runs all suites below. It fetches Spark's tests, keeps what it found in
+`build/conformance`, writes `build/conformance.md`, goes on where it stopped, and fails where a test
+does not pass for no known reason. This page is of the published results: `--results`.
 
 - **Redirected.** Many suites name a provider of Spark's. A class over each suite puts the asked one
   in its place: in `withSQLConf`, in the session, in the application. Nothing else changes.
@@ -52,8 +54,8 @@ What does not pass is one of these:
 _SKEW = ": the registry has no newer ones. What this Spark added is not tested"
 
 
-def render(known: Known) -> str:
-    """Return the page."""
+def render(known: Known, kept: Path = PUBLISHED) -> str:
+    """Return the page of the results in a folder."""
     lines = [_HEAD.rstrip()]
     for minor in SPARK_MINORS:
         spark, tests = known.releases(minor)
@@ -64,14 +66,14 @@ def render(known: Known) -> str:
         )
         lines.append(f"| {minor} | {spark} | {tests}{other} |")
     for minor in reversed(SPARK_MINORS):
-        lines += _minor(known, minor)
+        lines += _minor(known, minor, kept)
     lines += ["", "## Not run", "", "| tests | why |", "|---|---|"]
     lines += [f"| `{name.replace(chr(92), '')}` | {why} |" for name, why in known.not_run.items()]
     return "\n".join(lines) + "\n"
 
 
-def _minor(known: Known, minor: str) -> Iterator[str]:
-    run = {suite: Results.read(minor, suite) for suite in known.suites}
+def _minor(known: Known, minor: str, kept: Path) -> Iterator[str]:
+    run = {suite: Results.read(kept, minor, suite) for suite in known.suites}
     run = {suite: results for suite, results in run.items() if results.tests()}
     if not run:
         return

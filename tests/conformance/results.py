@@ -13,7 +13,8 @@ from typing import Any
 from statestore.core.version import __version__
 from tools.shim_jar import ROOT
 
-KEPT = ROOT / "benchmarks" / "results" / __version__ / "conformance"
+PUBLISHED = ROOT / "benchmarks" / "results" / __version__ / "conformance"
+"""Results that docs/conformance.md shows."""
 OURS = ("filesystem", "rocksdb", "heap")
 
 
@@ -87,22 +88,23 @@ class Known:
 class Results:
     """What is known of a suite on a Spark: rows of provider, test, outcome, ms and message."""
 
-    def __init__(self, minor: str, suite: str, rows: list[dict[str, str]]) -> None:
-        self.minor = minor
-        self.suite = suite
+    def __init__(self, file: Path, rows: list[dict[str, str]]) -> None:
+        self._file = file
+        self.minor = file.parent.name
+        self.suite = file.stem
         self._rows = rows
         self._last = {(row["provider"], row["test"]): row for row in rows}
 
     @classmethod
-    def read(cls, minor: str, suite: str) -> Results:
-        file = results_file(minor, suite)
+    def read(cls, kept: Path, minor: str, suite: str) -> Results:
+        file = results_file(kept, minor, suite)
         lines = file.read_text().splitlines() if file.exists() else []
-        return cls(minor, suite, [json.loads(line) for line in lines])
+        return cls(file, [json.loads(line) for line in lines])
 
     @classmethod
-    def read_all(cls) -> Iterator[Results]:
-        for file in sorted(KEPT.glob("*/*.jsonl")):
-            yield cls.read(file.parent.name, file.stem)
+    def read_all(cls, kept: Path) -> Iterator[Results]:
+        for file in sorted(kept.glob("*/*.jsonl")):
+            yield cls.read(kept, file.parent.name, file.stem)
 
     def of(self, provider: str) -> dict[str, str]:
         """Return the outcome of each test that ran on a provider."""
@@ -150,7 +152,7 @@ class Results:
             and not (row["provider"] in again and not row["test"])
         ]
         text = "".join(json.dumps(row) + "\n" for row in rows)
-        results_file(self.minor, self.suite).write_text(text)
+        self._file.write_text(text)
 
     def summary(self) -> str:
         counts = [
@@ -161,5 +163,5 @@ class Results:
         return f"  {self.suite}: passed on {', '.join(counts)}"
 
 
-def results_file(minor: str, suite: str) -> Path:
-    return KEPT / minor / f"{suite}.jsonl"
+def results_file(kept: Path, minor: str, suite: str) -> Path:
+    return kept / minor / f"{suite}.jsonl"

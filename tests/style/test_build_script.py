@@ -90,3 +90,37 @@ def test_setup_says_what_is_missing(
     assert ". To fix: install" in line
     assert done.stdout == ""
     assert not (checkout / ".venv").exists()
+
+
+def test_environment_that_was_not_finished_is_made_anew(tmp_path: Path) -> None:
+    """Catches a first run that was interrupted, and every later one that dies of it."""
+    checkout, path = tmp_path / "checkout", tmp_path / "bin"
+    (checkout / ".venv" / "bin").mkdir(parents=True)
+    path.mkdir()
+    for name in ("build.sh", "constraints.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, checkout)
+    for name in (*COMMANDS, "rm"):
+        (path / name).symlink_to(str(shutil.which(name)))
+    home = tmp_path / "java"
+    (home / "bin").mkdir(parents=True)
+    made = path / "python3"
+    for program, text in (
+        (home / "bin" / "java", JAVA.format("21.0.4")),
+        (checkout / ".venv" / "bin" / "python", PYTHON.format("sys.modules['pip'] = None")),
+        # Finds what is wanted of it, and then is asked for the environment.
+        (made, '#!/bin/sh\ncase "$*" in *venv*.venv) command -v java; exit 7 ;; esac\n'),
+    ):
+        program.write_text(text)
+        program.chmod(0o755)
+
+    done = subprocess.run(
+        [path / "bash", checkout / "build.sh", "setup"],
+        env={"PATH": str(path), "JAVA_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 7, done.stderr
+    assert done.stdout == f"{home}/bin/java\n"  # as what is started by its name finds it
+    assert not (checkout / ".venv").exists()
