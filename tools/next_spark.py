@@ -23,10 +23,8 @@ from tools.spark_jars import RELEASES, jars_of_release, minor_of, releases_of
 _NEWEST = SPARK_MINORS[-1]
 _OFFERED = re.compile(r"pyspark \(([^)]+)\)")
 _FITS = """\
-All that the jar for {newest} names is there. To let it serve this Spark:
-  1. ./build.sh test with this pyspark in .venv: tests/spark/test_next_spark.py first
-  2. raise the bound of pyspark in pyproject.toml
-  3. make a jar of its own when a test fails: docs/new-spark.md"""
+All that the jar for {newest} names is there. To let it serve this Spark, follow docs/new-spark.md:
+it is named first, then tested."""
 _LACKS = """\
 The jar for {newest} does not fit; the package refuses this Spark by name. To make a jar of its own,
 take each line above for a line of SparkCalls, StoreMembers or ProviderMembers: docs/new-spark.md"""

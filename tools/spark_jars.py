@@ -31,6 +31,8 @@ RELEASES = {minor_of(newest): newest for _, newest in _BOUNDS}
 OLDEST = {minor_of(oldest): oldest for oldest, _ in _BOUNDS}
 """The oldest release of each Spark minor that has all that the minor's jar needs."""
 INSTALLED = minor_of(pyspark.__version__)
+CACHES = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "statestore"
+"""What was fetched or made once stays there."""
 
 
 def release_of(minor: str) -> str:
@@ -66,11 +68,10 @@ def jars_of_release(release: str) -> Path:
     """
     if release == pyspark.__version__:
         return Path(pyspark.__file__).resolve().parent / "jars"
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "statestore"
-    kept = caches / f"spark-jars-{release}"
+    kept = CACHES / f"spark-jars-{release}"
     if not kept.exists():
-        caches.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=caches) as work:
+        CACHES.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHES) as work:
             _fetch(release, Path(work))
             Path(work, "jars").replace(kept)
     return kept

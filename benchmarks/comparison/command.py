@@ -6,14 +6,16 @@ files warms up. Half way the query is started anew from a copy of its checkpoint
 out are counted and hashed, and compared with what must come out.
 
 Each result is added to `NAME.jsonl` of `build/NAME/ROWS`, or of another folder, when it is there. A
-run leaves out what the file has: one that was interrupted goes on where it stopped. A run that
-failed is a result, with its cause; to repeat it, delete its line. `NAME.md` and `NAME.png` are made
+store of yours has a folder of its own, by its class, settings and jars. A run leaves out what the
+file has: one that was interrupted goes on where it stopped. A run that failed is a result, with its
+cause, until it is done again, by the next command. `NAME.md` and `NAME.png` are made
 of that file, and `--draw` does no more than that.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import tempfile
@@ -24,7 +26,7 @@ from pathlib import Path
 import pyspark
 
 from benchmarks.comparison.benchmark import Benchmark, Q
-from benchmarks.comparison.report import Run, plot_runs, read_runs, render
+from benchmarks.comparison.report import Run, plot_runs, read_runs, render, write_runs
 from benchmarks.comparison.run import Measured, open_session, run_query
 from benchmarks.comparison.stores import FLOOR, GIVEN, STORES, find_stores, given_store
 from benchmarks.growth import find_cause
@@ -43,7 +45,9 @@ def run_command(benchmark: Benchmark[Q]) -> int:
     if arguments.application:
         say(f"\n{json.dumps(_measure(arguments, benchmark, queries, stores[0]))}")
         return 0
-    results: Path = arguments.results or own_results(name, str(arguments.rows))
+    results: Path = arguments.results or own_results(
+        name, f"{arguments.rows}{mark_of_given(arguments)}"
+    )
     results.mkdir(parents=True, exist_ok=True)
     kept = results / f"{name}.jsonl"
     runs = read_runs(kept) if kept.exists() else []
@@ -55,9 +59,8 @@ def run_command(benchmark: Benchmark[Q]) -> int:
         benchmark_jar()  # compiled once, and not in a run
         benchmark.input_files(arguments.rows, arguments.files)
         for run in _run_missing(arguments, benchmark, queries, stores, runs):
-            with kept.open("a") as lines:
-                lines.write(json.dumps(asdict(run)) + "\n")
-            runs.append(run)
+            runs = [known for known in runs if known.place != run.place] + [run]
+            write_runs(kept, runs)
             num_failed += run.failure is not None
             say(f"round {run.round}, {run.query} on {run.title}: {run.outcome}")
     if not runs:
@@ -97,6 +100,16 @@ def _parse(benchmark: Benchmark[Q]) -> argparse.Namespace:
     return arguments
 
 
+def mark_of_given(arguments: argparse.Namespace) -> str:
+    """Return what a folder of results has in its name for a store that is given."""
+    if not arguments.provider:
+        return ""
+    told = hashlib.sha256(json.dumps([arguments.provider, sorted(arguments.conf)]).encode())
+    for jar in filter(None, arguments.jars.split(",")):
+        told.update(Path(jar).read_bytes())
+    return f"-{arguments.provider.rpartition('.')[2]}-{told.hexdigest()[:8]}"
+
+
 def _run_missing(
     arguments: argparse.Namespace,
     benchmark: Benchmark[Q],
@@ -109,7 +122,7 @@ def _run_missing(
     The order of the stores is reversed with every other query, so that a machine that gets slower
     meanwhile treats them alike.
     """
-    done = {(run.round, run.query, run.store) for run in runs}
+    done = {run.place for run in runs if run.failure is None}
     for number in range(arguments.rounds):
         for place, query in enumerate(queries):
             for store in stores[:: -1 if (number + place) % 2 else 1]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
@@ -70,6 +70,11 @@ class Run:
     failure: str | None
 
     @property
+    def place(self) -> tuple[int, str, str]:
+        """What it is the run of."""
+        return self.round, self.query, self.store
+
+    @property
     def outcome(self) -> str:
         """One line of it."""
         if self.measured is None:
@@ -85,6 +90,13 @@ def read_runs(file: Path) -> list[Run]:
         measured = Measured.of(run["measured"]) if run["measured"] else None
         runs.append(Run(**run | {"measured": measured}))
     return runs
+
+
+def write_runs(file: Path, runs: Sequence[Run]) -> None:
+    """Write a file of results; it is whole at any time."""
+    staged = file.with_suffix(".tmp")
+    staged.write_text("".join(f"{json.dumps(asdict(run))}\n" for run in runs))
+    staged.replace(file)
 
 
 class Figures:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from dataclasses import asdict, replace
 
 import pytest
 
+from benchmarks.comparison import command
 from benchmarks.comparison.check import Check
+from benchmarks.comparison.command import mark_of_given
 from benchmarks.comparison.report import Run, plot_runs, read_runs, render
 from benchmarks.comparison.run import Measured
 from benchmarks.comparison.stores import STORES
@@ -54,6 +57,40 @@ def test_page_compares_own_cost_with_the_best_store_of_spark(tmp_path):
     assert "- q20 on Spark HDFS-backed, round 1: exit status 1: java.lang.OutOfMemoryError" in page
     plot_runs(NEXMARK, RUNS, tmp_path / "nexmark.png")
     assert (tmp_path / "nexmark.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_each_store_that_is_given_has_results_of_its_own(tmp_path):
+    """Catches the figures of one store under the name of another, or of its former build."""
+    jar = tmp_path / "a.jar"
+    marks = set()
+    for provider, conf, content in (
+        ("org.A", [], b"1"),
+        ("org.B", [], b"1"),
+        ("org.A", ["a=1"], b"1"),
+        ("org.A", [], b"2"),
+    ):
+        jar.write_bytes(content)
+        given = Namespace(provider=provider, conf=conf, jars=str(jar))
+        marks.add(mark_of_given(given))
+        assert mark_of_given(given) in marks
+
+    assert len(marks) == 4
+    assert mark_of_given(Namespace(provider=None)) == ""
+
+
+def test_failed_run_is_done_again_and_stands_once(tmp_path, monkeypatch):
+    """Catches a mistake in a command that stays a result when it was mended."""
+    (tmp_path / "nexmark.jsonl").write_text(json.dumps(asdict(run("q5", "hdfs", 1, failure="x"))))
+    monkeypatch.setattr(command, "benchmark_jar", lambda: None)
+    monkeypatch.setattr(command, "_run_elsewhere", lambda *_: run("q5", "hdfs", 30.0))
+    measured = replace(NEXMARK, input_files=lambda *_: [])
+    words = ["--queries=q5", "--stores=hdfs", f"--results={tmp_path}"]
+
+    for _ in range(2):
+        monkeypatch.setattr("sys.argv", ["nexmark", *words])
+        assert command.run_command(measured) == 0
+        assert read_runs(tmp_path / "nexmark.jsonl") == [run("q5", "hdfs", 30.0)]
+        monkeypatch.setattr(command, "_run_elsewhere", lambda *_: pytest.fail("it was done"))
 
 
 @pytest.mark.slow
