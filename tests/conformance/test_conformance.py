@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-from . import results
 from .page import PAGE, render
-from .results import Known, Results, results_file
+from .results import PUBLISHED, Known, Results
 
 _DOCUMENT = {
     "groups": {"Operators": ["ASuite"], "Real-time mode": []},
@@ -48,7 +45,9 @@ def test_page_is_that_of_the_results() -> None:
 def test_every_failure_has_a_reason_and_every_reason_a_failure() -> None:
     """Catches a failure that nobody looked at, and a reason that outlived its failure."""
     known = Known.read()
-    failures = [(r.minor, r.suite, row) for r in Results.read_all() for row in r.failures()]
+    failures = [
+        (r.minor, r.suite, row) for r in Results.read_all(PUBLISHED) for row in r.failures()
+    ]
 
     assert [(s, row) for m, s, row in failures if not known.reason(m, s, row)] == []
     used = {id(known.reason(minor, suite, row)) for minor, suite, row in failures}
@@ -57,7 +56,7 @@ def test_every_failure_has_a_reason_and_every_reason_a_failure() -> None:
 
 def test_a_reason_is_that_of_a_test_and_of_what_it_says() -> None:
     """Catches a new failure that hides behind the reason of another."""
-    found = Results("4.2", "ASuite", _ROWS).unexplained(Known(_DOCUMENT))
+    found = Results(Path("4.2/ASuite.jsonl"), _ROWS).unexplained(Known(_DOCUMENT))
 
     assert [(row["provider"], row["test"]) for row in found] == [
         ("filesystem", "other"),
@@ -65,18 +64,15 @@ def test_a_reason_is_that_of_a_test_and_of_what_it_says() -> None:
     ]
 
 
-def test_what_failed_for_no_known_reason_runs_again_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_failed_for_no_known_reason_runs_again_alone(tmp_path: Path) -> None:
     """Catches a repetition that leaves a failure behind, or runs again what is known."""
-    monkeypatch.setattr(results, "KEPT", tmp_path)
-    file = results_file("4.2", "ASuite")
+    file = tmp_path / "4.2" / "ASuite.jsonl"
     file.parent.mkdir()
     file.write_text("".join(json.dumps(row) + "\n" for row in _ROWS))
 
-    Results.read("4.2", "ASuite").forget_unexplained(Known(_DOCUMENT))
+    Results.read(tmp_path, "4.2", "ASuite").forget_unexplained(Known(_DOCUMENT))
 
-    left = Results.read("4.2", "ASuite")
+    left = Results.read(tmp_path, "4.2", "ASuite")
     assert left.done("filesystem") == {"known"}
     assert left.done("rocksdb") == {"other"}
     assert not left.ended("filesystem")
