@@ -70,10 +70,15 @@ require_java() {
   if [ -n "${JAVA_HOME:-}" ]; then PATH=$JAVA_HOME/bin:$PATH; fi # for what starts a java by its name
 }
 
+# Whether a Python makes virtual environments, and is of a release that is served.
+can_make() {
+  "$1" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
 find_python() {
   local candidate
   for candidate in ${PYTHON:+"$PYTHON"} python3 python3.14 python3.13 python3.12 python3.11; do
-    if "$candidate" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    if can_make "$candidate"; then
       printf '%s\n' "$candidate"
       return
     fi
@@ -96,7 +101,7 @@ setup() {
   wanted=$({ pins && cat pyproject.toml; } | cksum)
   # A Python that PYTHON names, or that the system has replaced by another, needs all of it anew.
   if ! is_python $python ||
-    { command -v "${PYTHON:-}" >/dev/null && [ "$($python -V)" != "$("$PYTHON" -V)" ]; }; then
+    { [ -n "${PYTHON:-}" ] && can_make "$PYTHON" && [ "$($python -V)" != "$("$PYTHON" -V)" ]; }; then
     interpreter=$(find_python)
     rm -rf $venv
     "$interpreter" -m venv $venv

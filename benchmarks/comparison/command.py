@@ -59,7 +59,9 @@ def run_command(benchmark: Benchmark[Q]) -> int:
         benchmark_jar()  # compiled once, and not in a run
         benchmark.input_files(arguments.rows, arguments.files)
         for run in _run_missing(arguments, benchmark, queries, stores, runs):
-            runs = [known for known in runs if known.place != run.place] + [run]
+            # Another command may have written to it meanwhile.
+            known = read_runs(kept) if kept.exists() else []
+            runs = [one for one in known if one.place != run.place] + [run]
             write_runs(kept, runs)
             num_failed += run.failure is not None
             say(f"round {run.round}, {run.query} on {run.title}: {run.outcome}")
@@ -93,6 +95,8 @@ def _parse(benchmark: Benchmark[Q]) -> argparse.Namespace:
     if arguments.files < 3 or arguments.rows % arguments.files:
         found = f"{rows}={arguments.rows} in files={arguments.files}"
         parser.error(f"{found}: there must be 3 files at least, with as many {rows} in each")
+    if missing := [jar for jar in arguments.jars.split(",") if jar and not Path(jar).is_file()]:
+        parser.error(f"no such file: jars={missing}")
     if arguments.stores is None:
         alone = [GIVEN, FLOOR.id]
         known = alone if arguments.provider else [store.id for store in STORES]

@@ -6,6 +6,7 @@ checks the CRC32C of every block.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import mmap
 import os
@@ -26,6 +27,9 @@ from statestore.codec.trailer import (
 )
 from statestore.core.errors import CorruptionError
 from statestore.core.progress import STEP_BYTES, step
+
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def append_trailer(path: str, trailer: Trailer) -> bytes:
@@ -70,21 +74,20 @@ class MappedFile:
     """
 
     def __init__(self, path: str) -> None:
-        with Path(path).open("rb") as file:
-            self.size = os.fstat(file.fileno()).st_size
-            # An empty file cannot be mapped.
-            self._mapping = (
-                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.size else None
-            )
-        self.bytes = pa.py_buffer(b"" if self._mapping is None else self._mapping)
+        self.bytes = pa.py_buffer(b"")
         """All of them."""
+        if Path(path).stat().st_size:  # else there is nothing to map
+            # It holds no descriptor of the file, as Python's own mapping would.
+            with pa.memory_map(path) as mapped:
+                self.bytes = mapped.read_buffer()
+        self.size = self.bytes.size
 
     def pieces(self, offset: int, length: int) -> Iterator[pa.Buffer]:
         """Yield a part, at most `STEP_BYTES` at a time, each a step of progress."""
         for start in range(offset, offset + length, STEP_BYTES):
             yield self.bytes.slice(start, min(STEP_BYTES, offset + length - start))
-            if self._mapping is not None:
-                self._mapping.madvise(mmap.MADV_DONTNEED)
+            # Of a mapped file: what is read once more comes from the system's cache.
+            _madvise(self.bytes.address, self.size, mmap.MADV_DONTNEED)
             step()
 
     def checksum(self, offset: int, length: int) -> int:

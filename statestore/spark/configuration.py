@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from statestore.backends.rocksdb.requirement import require_rocksdict
 from statestore.checkpoint.query_log import JOIN_FORMAT_KEY
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
 _JARS = "spark.jars"
 _JARS_OF_YARN = "spark.yarn.dist.jars"
-_SHIM = "statestore-shim"  # in the name of each jar of this package
 _GATEWAY = "PYSPARK_GATEWAY_PORT"  # of a JVM that started this Python
 _DEFAULTS = {
     # Metrics that Spark's page of a query draws beside its own charts.
@@ -123,7 +124,7 @@ def configure(
         jar = str(find_jar())
         # What Spark's session takes from a builder stands in place of what its JVM was given.
         jars = [*_listed(before.get(_JARS)), *_jars_of_jvm(PROVIDERS[backend], jar)]
-        conf[_JARS] = ",".join(dict.fromkeys(jars))
+        conf[_JARS] = ",".join({_path(each): each for each in jars}.values())
         conf |= {key: value for key, value in _DEFAULTS.items() if key not in before}
     conf[REAL_TIME_KEY if real_time else PROVIDER_KEY] = PROVIDERS[backend]
     if _is_spark_4_3():
@@ -153,7 +154,8 @@ def _jars_of_jvm(provider: str, jar: str) -> list[str]:
     if jvm is None:
         return [jar]
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    if loader.getResource(f"{provider.replace('.', '/')}.class") is None:
+    resource = loader.getResource(f"{provider.replace('.', '/')}.class")
+    if resource is None:
         raise NotFoundError(
             "the JVM of this program runs already, without the jar",
             kind="file-not-found",
@@ -166,13 +168,19 @@ def _jars_of_jvm(provider: str, jar: str) -> list[str]:
     given = jvm.org.apache.spark.SparkConf()
     jars = _listed(given.get(_JARS, ""))
     shipped = [*jars, *_listed(given.get(_JARS_OF_YARN, ""))]
-    is_shipped = any(_SHIM in name.rpartition("/")[2] for name in shipped)
+    # In a cluster the driver may have a copy of it, by the same name.
+    found = _path(resource.toString().removeprefix("jar:").partition("!")[0])
+    is_shipped = Path(found).name in {Path(_path(each)).name for each in shipped}
     return jars if is_shipped else [*jars, jar]
 
 
 def _listed(jars: object) -> list[str]:
-    """Return jars that are separated by commas, those of the local disk by their paths."""
-    return [jar.removeprefix("file://") for jar in str(jars or "").split(",") if jar]
+    return [jar for jar in str(jars or "").split(",") if jar]
+
+
+def _path(jar: str) -> str:
+    """Return the path of a jar that is named by that, or by a URI."""
+    return unquote(urlsplit(jar).path) if re.match("[a-z0-9]+:", jar) else jar
 
 
 def _require_real_time(before: Mapping[str, object], checkpoint_format: str) -> None:

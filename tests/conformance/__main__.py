@@ -128,7 +128,7 @@ def _main() -> int:
         if suite not in lane.suites:
             parser.error(f"no such suite: suite={suite}. To fix: one of {', '.join(lane.suites)}")
         print(lane.run(suite, providers).summary(), flush=True)
-    page = PAGE if kept == PUBLISHED else kept.with_suffix(".md")
+    page = PAGE if kept == PUBLISHED else kept.parent / f"{kept.name}.md"
     page.write_text(render(known, kept))
     print(page)
     unexplained = [

@@ -146,8 +146,7 @@ def test_what_was_fetched_for_readers_goes_when_a_query_begins(query, tmp_path):
     for version in range(3, 7):
         read(engine, reader, version)
     engine.call("close", store=reader.store, backend="rocksdb")
-    views = [path for path in (tmp_path / "other").rglob("*-read/*") if path.is_dir()]
-    assert len(views) == 1
+    assert list((tmp_path / "other").rglob("*-read/view-*"))
 
     engine.call("load", **shim.load())
 
@@ -176,6 +175,35 @@ def test_reader_that_comes_back_without_a_query_finds_what_it_fetched(query, tmp
         assert len(in_view(read(engine, reader, 7))) == 7
         assert (io.fetched_bytes > 0) == (number == 0)
         engine.call("close", store=reader.store, backend="rocksdb")
+
+
+def test_query_does_not_wait_for_a_read_that_was_given_up(tmp_path, s3_server, bucket):
+    """Catches a query that starts when what a cancelled read restores is there."""
+    options = s3_server.options(rocksdb_merge_min_files=100)
+    shim = RocksDBShim(tmp_path, root=f"s3://{bucket}/ck/state", **options)
+    Path(shim.scratch).mkdir()
+    before = Engine(f"{tmp_path}/before")
+    for number in range(1, 4):
+        shim.commit(before, rows(number))
+    engine, reader = Engine(f"{tmp_path}/engine"), reader_of(shim)
+    reached, go_on = threading.Event(), threading.Event()
+
+    def hold():
+        reached.set()
+        go_on.wait(60)
+
+    s3_server.fail("GET", None, times=2)
+    s3_server.fail("GET", hold)
+    reading = threading.Thread(target=lambda: read(engine, reader, 3))
+    reading.start()
+    try:
+        assert reached.wait(30)
+        engine.call("close", store=reader.store, backend="rocksdb", options=options)
+        assert engine.call("load", **shim.load())["version"] == 3
+        assert reading.is_alive()
+    finally:
+        go_on.set()
+        reading.join()
 
 
 @pytest.mark.parametrize("make", [Shim, RocksDBShim], ids=["filesystem", "rocksdb"])

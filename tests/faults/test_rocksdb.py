@@ -339,7 +339,11 @@ def test_file_that_was_checked_and_copied_is_not_in_memory(tmp_path):
         copy = sst.extract_sst(file, str(tmp_path / "copy.sst"))
 
     assert Path(copy).stat().st_size == file.trailer.blocks[0].length
+    assert Path(copy).read_bytes() == path.read_bytes()[: Path(copy).stat().st_size]
     assert grown.resident < 40 << 20
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    mapped = [SealedFile(str(path)) for _ in range(50)]
+    assert len(list(Path("/proc/self/fd").iterdir())) == before, f"{len(mapped)} files stay open"
 
 
 @pytest.mark.extended

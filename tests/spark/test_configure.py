@@ -86,7 +86,9 @@ def test_jvm_that_spark_submit_started_without_the_jar_is_refused_with_the_fix(
 @pytest.mark.timeout(240)
 def test_executors_have_all_jars_of_spark_submit_and_one_shim(tmp_path: Path) -> None:
     """Catches a connector that only the driver has, and another shim on the executors."""
-    other, older = tmp_path / "other.jar", tmp_path / "statestore-shim_2.13-spark4.3-0.0.1.jar"
+    folder = tmp_path / "with a blank"
+    folder.mkdir()
+    other, older = folder / "other.jar", folder / "shim.jar"
     with zipfile.ZipFile(other, "w") as made:
         made.writestr("io/example/resource.txt", "")
     shutil.copy(find_jar(), older)
@@ -97,7 +99,7 @@ def test_executors_have_all_jars_of_spark_submit_and_one_shim(tmp_path: Path) ->
         "spark = statestore.configure(builder).getOrCreate()\n"
         "jars = spark.sparkContext._jsc.sc().listJars().mkString(',')\n"
         "spark.range(2).count()\n"
-        "print(*sorted(jar.rpartition('/')[2] for jar in jars.split(',')))\n"
+        "print(*sorted(jar.rpartition('/')[2] for jar in jars.split(',')), builder._options)\n"
     )
     submit = [Path(pyspark.__file__).parent / "bin" / "spark-submit", f"--jars={older},{other}"]
 
@@ -111,7 +113,9 @@ def test_executors_have_all_jars_of_spark_submit_and_one_shim(tmp_path: Path) ->
     )
 
     assert done.returncode == 0, done.stdout[-4000:]
-    assert done.stdout.splitlines()[-1] == f"{other.name} {older.name}"
+    jars = f"{older.as_uri()},{other.as_uri()}"
+    assert done.stdout.splitlines()[-1].startswith(f"{other.name} {older.name} {{")
+    assert f"'spark.jars': '{jars}'" in done.stdout.splitlines()[-1]
 
 
 def _check_pages(shown: Path) -> None:

@@ -124,3 +124,36 @@ def test_environment_that_was_not_finished_is_made_anew(tmp_path: Path) -> None:
     assert done.returncode == 7, done.stderr
     assert done.stdout == f"{home}/bin/java\n"  # as what is started by its name finds it
     assert not (checkout / ".venv").exists()
+
+
+def test_environment_stays_where_python_names_one_that_cannot_be_used(tmp_path: Path) -> None:
+    """Catches an environment that is deleted at each command, for a PYTHON of another program."""
+    checkout = tmp_path / "checkout"
+    bin_of_venv, path = checkout / ".venv" / "bin", tmp_path / "bin"
+    bin_of_venv.mkdir(parents=True)
+    path.mkdir()
+    for name in ("build.sh", "constraints.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, checkout)
+    for name in COMMANDS:
+        (path / name).symlink_to(str(shutil.which(name)))
+    for program, text in (
+        (path / "java", JAVA.format("21.0.4")),
+        (path / "old", PYTHON.format("sys.version_info = (3, 10, 14)")),
+        (bin_of_venv / "python", "#!/bin/sh\n"),
+    ):
+        program.write_text(text)
+        program.chmod(0o755)
+    pins = (checkout / "constraints.txt").read_bytes() + (checkout / "pyproject.toml").read_bytes()
+    stamp = subprocess.run(["cksum"], input=pins, capture_output=True, check=True).stdout
+    (checkout / ".venv" / "stamp").write_bytes(stamp)
+
+    done = subprocess.run(
+        [path / "bash", checkout / "build.sh", "setup"],
+        env={"PATH": str(path), "PYTHON": str(path / "old")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert (checkout / ".venv" / "stamp").read_bytes() == stamp

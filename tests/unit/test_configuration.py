@@ -26,7 +26,8 @@ IS_4_3 = pyspark.__version__ >= "4.3"
 
 @pytest.fixture
 def jar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A file that is found as the jar."""
+    """A file that is found as the jar, where no JVM runs yet."""
+    monkeypatch.setattr(pyspark.SparkContext, "_jvm", None)
     path = tmp_path / "shim.jar"
     path.touch()
     monkeypatch.setenv(JAR_VARIABLE, str(path))

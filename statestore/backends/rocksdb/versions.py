@@ -152,12 +152,15 @@ class RocksDBVersions(VersionsBase):
             return read
 
     def end_reading(self) -> None:
-        """Release the readers' database; open views stay readable."""
-        with self._reading:
-            self._read.forget()
-            self._replays.clear()
-            for directory in (self._read_directory, self._replay_directory):
-                shutil.rmtree(directory, ignore_errors=True)
+        """Release the readers' database; open views stay readable. Waits for no reader."""
+        if self._reading.try_acquire():
+            try:
+                self._read.forget()
+                self._replays.clear()
+                for directory in (self._read_directory, self._replay_directory):
+                    shutil.rmtree(directory, ignore_errors=True)
+            finally:
+                self._reading.release()
 
     @property
     def _replay_directory(self) -> str:
@@ -345,13 +348,9 @@ class RocksDBVersions(VersionsBase):
         return self._bring_to(self._local, head, self._chain(head), options)
 
     def forget_heads(self) -> None:
-        """Release memory; the newest view stays on disk for a later load, and one for a reader."""
+        """Release memory; the newest view stays on disk for a later load."""
         self._recent.forget()
         self._local.shrink()
-        with self._reading:
-            self._read.shrink()
-            while self._replays:
-                self._replays.pop().forget()
 
     def forget_local(self) -> None:
         """Remove local files that `forget_heads` leaves."""
