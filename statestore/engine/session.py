@@ -103,7 +103,7 @@ class Session:
             IncompatibleError: Also where the checkpoint never had the state partition.
         """
         with self._turn:
-            if not self.readers:
+            if from_snapshot is None and not self.readers:
                 self.versions.end_reading()
             try:
                 loaded = self.versions.load(
