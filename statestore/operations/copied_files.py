@@ -91,7 +91,7 @@ def copy_state(
     state_io_root: str,
     add_done: Callable[[int], None],
     *,
-    copy: Callable[[FileIO, str, NewDirectory, str, FileRef | None], None] = copy_file,
+    copy: Callable[[FileIO, str, NewDirectory, str, FileRef | None], None],
 ) -> None:
     """Copy the state files of some stores as they are, to the same place below another root.
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from statestore.backends.form import Work
     from statestore.checkpoint.trailers import PublishedFile
-    from statestore.codec.references import FileRef
     from statestore.io.file_io import FileIO, TreeFileIO
     from statestore.io.place import Place
     from statestore.operations.checkpoint import OpenCheckpoint
@@ -151,6 +150,8 @@ class Pass(ABC):
 class Copied(Pass):
     """Files as they are: for the same state backend, state partitions and operators."""
 
+    _copy = staticmethod(copy_file)
+
     @property
     def words(self) -> str:
         """What becomes of the files."""
@@ -162,13 +163,8 @@ class Copied(Pass):
         for store in own:
             state.location(store)
         target = replace(state.target, io=state.io)
-        copy_state(state.version, own, target, state.root, state.progress.add, copy=self._copy_file)
+        copy_state(state.version, own, target, state.root, state.progress.add, copy=self._copy)
         return {store: state.version.heads[store] for store in own}
-
-    def _copy_file(
-        self, source: FileIO, path: str, target: NewDirectory, new_path: str, ref: FileRef | None
-    ) -> None:
-        copy_file(source, path, target, new_path, ref)
 
 
 @dataclass(frozen=True)
@@ -182,6 +178,8 @@ class Linked(Copied):
 
     is_shared: bool
     is_moved: bool = False
+
+    _copy = staticmethod(link_file)
 
     @classmethod
     def between(
@@ -211,11 +209,6 @@ class Linked(Copied):
     def is_free(self) -> bool:
         """Whether the storage has no byte more."""
         return self.is_shared
-
-    def _copy_file(
-        self, source: FileIO, path: str, target: NewDirectory, new_path: str, ref: FileRef | None
-    ) -> None:
-        link_file(source, path, target, new_path, ref)
 
 
 @dataclass(frozen=True)

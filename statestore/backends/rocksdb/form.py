@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import operator
 import tempfile
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import google_crc32c
@@ -13,11 +14,13 @@ import pyarrow.ipc as ipc
 
 from statestore.backends.form import FileForm
 from statestore.backends.rocksdb import sst
+from statestore.backends.rocksdb.database import local_errors
 from statestore.backends.rocksdb.database_memory import DatabaseMemory
-from statestore.backends.rocksdb.full_state import read_full_state, write_full_body
 from statestore.backends.rocksdb.merging import read_file
 from statestore.backends.rocksdb.versions import RocksDBVersions
+from statestore.backends.rocksdb.view import View
 from statestore.checkpoint.commit import Body
+from statestore.codec.merge import interleave
 from statestore.codec.rows import rows_in
 from statestore.codec.sealed_file import SealedFile
 from statestore.codec.sorting import sort_into_runs
@@ -59,13 +62,32 @@ class SstForm(FileForm):
         key_group: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a version in order of column family and key."""
-        rows = read_full_state(
-            location, head, work.scratch_directory, work.options, work.clock, self._memory, family
-        )
+        rows = self._read(location, head, work, family)
         if key_group is None:
             return rows
         wanted = KeyGroupSet(head.trailer.max_parallelism, key_group)
         return (rows_in(batch, wanted) for batch in rows)
+
+    def _read(
+        self, location: StoreLocation, head: PublishedFile, work: Work, family: int | None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows from a database in the scratch directory, gone after the last one."""
+        trailer = head.trailer
+        checkpoint_id = trailer.checkpoint_id if trailer.checkpoint_format >= 2 else None
+        with tempfile.TemporaryDirectory(prefix="rows-", dir=work.scratch_directory) as directory:
+            versions = RocksDBVersions(location, work.clock, directory, self._memory)
+            try:
+                local = versions.load(trailer.version, checkpoint_id, None, work.options)
+            finally:
+                # The view stays. RocksDB would go on to compact a database that is not closed.
+                versions.forget_heads()
+            if local.view is None:
+                return
+            view = View.of(local)
+            try:
+                yield from view.batches(family)
+            finally:
+                view.close()
 
     def runs(self, location: StoreLocation, head: PublishedFile, work: Work) -> Sequence[SortedRun]:
         """Return the rows of a version, sorted on the local disk."""
@@ -97,11 +119,18 @@ class SstForm(FileForm):
         return "none"
 
     def full_body(self, new: NewVersion, path: str, work: Work) -> Body:
-        """Return a table of the stream's rows."""
+        """Return a table of the stream's rows, which are sorted on the local disk."""
         del new
         directory = tempfile.mkdtemp(prefix="sst-", dir=work.scratch_directory)
-        with ipc.open_stream(pa.memory_map(path)) as rows:
-            return write_full_body(iter(rows), directory, work.options, self._memory)
+        options = self._memory.options(work.options)
+        with (
+            ipc.open_stream(pa.memory_map(path)) as stream,
+            local_errors("write a full state", directory),
+        ):
+            runs = sort_into_runs(iter(stream), None, directory)
+            rows = chain.from_iterable(map(sst.encode_rows, interleave(runs, None)))
+            body = sst.write_body(rows, f"{directory}/body", options, keeps_sst=False)
+        return Body(body.path, body.blocks, body.rows, compute_lineage(None, body.blocks))
 
     def write_changes(
         self,
