@@ -85,7 +85,13 @@ def test_damaged_snapshot_that_nothing_stands_for_costs_batches(tmp_path):
     flip(snapshots[0])
 
     assert not Checkpoint(query.path).verify(deep=True).is_readable(4)
+    plan = Checkpoint(query.path).repair(dry_run=True)
+    assert plan.damaged_files == (str(snapshots[0]),)
+    assert f"{snapshots[0]} is deleted" in str(plan)
+    assert snapshots[0].exists()
     assert Checkpoint(query.path).repair().version == 2
+    # Or maintenance finds it by its version, and the versions that come are made of it again.
+    assert [path for path in snapshots if not path.exists()] == [snapshots[0]]
 
 
 def logs_of(path):

@@ -90,7 +90,7 @@ class Compact(Result):
         return (
             f"{table}\nVersion {self.version} is written as one file a store, which stands for "
             f"{format_count(self.num_files, 'file')}, {format_bytes(self.num_bytes)}. "
-            "Versions that the query commits from now on are made of it."
+            "Versions that the query commits from its next maintenance on are made of it."
         )
 
     def fields(self) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 Spark's logs decide from which version a query starts. A repair takes the entries after that version
 out of them and keeps them aside; state files stay where they are, and a batch that runs again
-replaces its own. The first batch to run again is planned as it was, so it reads the same input;
-later ones are planned anew from there. A rescale or edit after that version is taken back, finished
-or not. Nothing goes back behind a `forget`: files of before may be left, and have the keys.
+writes its own. But a damaged snapshot or merged file is deleted: maintenance would find it by the
+version that it stands for, and later versions would be made of it again. The first batch to run
+again is planned as it was, so it reads the same input; later ones are planned anew from there. A
+rescale or edit after that version is taken back, finished or not. Nothing goes back behind a
+`forget`: files of before may be left, and have the keys.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from statestore.checkpoint.layout import parse_state_file_name
 from statestore.checkpoint.query_log import QueryLog, read_bytes, try_read_bytes, write_bytes
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 from statestore.operations.batches import read_own_batch
@@ -25,12 +28,15 @@ from statestore.operations.upkeep.verify import verify
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from statestore.checkpoint.layout import StoreLocation
     from statestore.operations.batches import BatchKind
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.result import Progress
     from statestore.operations.step import Step
     from statestore.operations.upkeep.verification import Finding
 
+_OF_DAMAGE = ("checksum-mismatch", "truncated", "corruption")
+"""Kinds of errors that are about the bytes of a file."""
 ASIDE = "statestore-repair"
 """Directory of the checkpoint where entries that a repair takes out are kept."""
 
@@ -54,6 +60,8 @@ class Repair(Result):
             those that they put are not, and the watermark is that of before.
         uncommits, unplans: Entries that the commit and the offset log lose.
         aside: Directory that keeps them, also those that a repair took out before it was killed.
+        damaged_files: Snapshots and merged files that are damaged and deleted; only versions that
+            are taken back are made of them.
     """
 
     checkpoint: str
@@ -67,6 +75,7 @@ class Repair(Result):
     uncommits: tuple[int, ...]
     unplans: tuple[int, ...]
     aside: str
+    damaged_files: tuple[str, ...]
 
     @property
     def is_needed(self) -> bool:
@@ -80,8 +89,9 @@ class Repair(Result):
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """The entries that Spark's logs lose, newest first."""
+        """The files that are deleted, and the entries that Spark's logs lose, newest first."""
         return (
+            *(Change("delete", path) for path in self.damaged_files),
             *(Change("move", f"commits/{batch}") for batch in reversed(self.uncommits)),
             *(Change("move", f"offsets/{batch}") for batch in reversed(self.unplans)),
         )
@@ -110,6 +120,10 @@ class Repair(Result):
             first, last = self.replanned_batches[0], self.replanned_batches[-1]
             lines.append(f"Batches {first} to {last} are planned anew from their input.")
         lines.append(f"Their entries are kept in {self.aside}.")
+        lines += [
+            f"{path} is deleted: later versions would be made of it again."
+            for path in self.damaged_files
+        ]
         return "\n".join(lines)
 
     def fields(self) -> dict[str, Any]:
@@ -135,6 +149,8 @@ def repair(
     with step(checkpoint, "repair", deep=deep) as one:
         found = _find(checkpoint, progress, deep=deep)
         one.to_version = found.version
+        for path, location in _damaged_files(checkpoint, found.version, found.findings).items():
+            location.io.delete(path)
         # Newest first, commits before offsets: whatever is left at a kill are logs without a gap.
         for batch in reversed(found.uncommits):
             _set_aside(one, checkpoint.commits, batch, found.aside)
@@ -147,6 +163,7 @@ def repair(
             "uncommits": list(found.uncommits),
             "unplans": list(found.unplans),
             "aside": found.aside,
+            "damaged_files": list(found.damaged_files),
         }
         return replace(found, done=True)
 
@@ -222,8 +239,23 @@ def _back_to(checkpoint: OpenCheckpoint, version: int, findings: list[Finding]) 
         aside=_find_aside(
             checkpoint, version, ((checkpoint.commits, uncommits), (checkpoint.offsets, unplans))
         ),
+        damaged_files=tuple(_damaged_files(checkpoint, version, findings)),
         done=False,
     )
+
+
+def _damaged_files(
+    checkpoint: OpenCheckpoint, version: int, findings: Iterable[Finding]
+) -> dict[str, StoreLocation]:
+    """Return the snapshots and merged files by whose damage versions after one cannot be read."""
+    found = {}
+    for finding in findings:
+        if finding.version > version and finding.store is not None and finding.file is not None:
+            name = parse_state_file_name(posixpath.basename(finding.file))
+            is_damaged = finding.kind in _OF_DAMAGE and not finding.is_recoverable
+            if name is not None and name.kind != "delta" and is_damaged:
+                found[finding.file] = checkpoint.location(finding.store)
+    return found
 
 
 def _kind_of(checkpoint: OpenCheckpoint, batch: int) -> BatchKind | None:
