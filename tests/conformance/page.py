@@ -26,7 +26,8 @@ Spark publishes its tests. Here they run on the state backends of this package:
 
 Without a name it runs all suites below. It fetches Spark's tests, keeps what it found in
 `build/conformance`, writes `build/conformance.md`, goes on where it stopped, and fails where a test
-does not pass for no known reason. This page is of the published results: `--results`.
+does not pass for no known reason. This page shows the published results: `--results FOLDER` says
+of which folder.
 
 - **Redirected.** Many suites name a provider of Spark's. A class over each suite puts the asked one
   in its place: in `withSQLConf`, in the session, in the application. Nothing else changes.

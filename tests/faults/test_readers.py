@@ -25,6 +25,20 @@ def read(engine, reader, version):
     return engine.call("load", **reader.load(version, num_partitions=None))
 
 
+def hold_a_file(s3_server):
+    """Hold up the first file of the next load; returns what is set then, and what lets it go on."""
+    reached, go_on = threading.Event(), threading.Event()
+
+    def hold():
+        reached.set()
+        go_on.wait(60)
+
+    # The placement and the trailer are read, and then each file of the version.
+    s3_server.fail("GET", None, times=2)
+    s3_server.fail("GET", hold)
+    return reached, go_on
+
+
 class FetchingIO(LocalFileIO):
     """The local disk; knows how many bytes were fetched."""
 
@@ -186,14 +200,7 @@ def test_query_does_not_wait_for_a_read_that_was_given_up(tmp_path, s3_server, b
     for number in range(1, 4):
         shim.commit(before, rows(number))
     engine, reader = Engine(f"{tmp_path}/engine"), reader_of(shim)
-    reached, go_on = threading.Event(), threading.Event()
-
-    def hold():
-        reached.set()
-        go_on.wait(60)
-
-    s3_server.fail("GET", None, times=2)
-    s3_server.fail("GET", hold)
+    reached, go_on = hold_a_file(s3_server)
     reading = threading.Thread(target=lambda: read(engine, reader, 3))
     reading.start()
     try:
@@ -217,15 +224,7 @@ def test_commit_does_not_wait_for_a_reader(make, tmp_path, s3_server, bucket):
         shim.commit(engine, rows(number))
     reader = reader_of(shim)
     reader.store = {**shim.store, "provider": "reader"}
-    reached, go_on = threading.Event(), threading.Event()
-
-    def hold():
-        reached.set()
-        go_on.wait(60)
-
-    # The placement and the trailer are read, and then each file of the version.
-    s3_server.fail("GET", None, times=2)
-    s3_server.fail("GET", hold)
+    reached, go_on = hold_a_file(s3_server)
     found = []
     reading = threading.Thread(target=lambda: found.append(read(engine, reader, 2)))
     reading.start()

@@ -1,7 +1,10 @@
 """Repair: the newest version that is whole, by name, and however often it is stopped."""
 
 import json
+import shutil
+from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
@@ -92,6 +95,28 @@ def test_damaged_snapshot_that_nothing_stands_for_costs_batches(tmp_path):
     assert Checkpoint(query.path).repair().version == 2
     # Or maintenance finds it by its version, and the versions that come are made of it again.
     assert [path for path in snapshots if not path.exists()] == [snapshots[0]]
+
+
+@pytest.mark.parametrize("happens", [False, True])
+def test_repair_that_ends_at_any_change_is_finished_by_the_next(tmp_path, happens):
+    """Catches a damaged file that stays, or logs with a gap, after a failure or a lost reply."""
+    for index in count():
+        query, snapshots = make_with_snapshots(tmp_path / f"{index}", "rocksdb")
+        flip(snapshots[0])
+        whole = snapshots[1].read_bytes()
+        io = FaultFileIO(LocalFileIO())
+        io.arm(Fault(index, happens=happens, calls=("write", "delete")))
+        with suppress(StorageError, InUseError):
+            at(query.path, io=io).repair()
+        if not io.has_failed:
+            break
+        shutil.rmtree(Path(query.path, "statestore-leases"), ignore_errors=True)
+
+        assert Checkpoint(query.path).repair().version == 2
+        assert not snapshots[0].exists()
+        assert snapshots[1].read_bytes() == whole
+        assert Checkpoint(query.path).verify(deep=True).findings == ()
+    assert index > 5, "the test tests nothing"
 
 
 def logs_of(path):

@@ -418,9 +418,8 @@ def test_compact_lets_go_of_what_expire_says_stays(tmp_path, backend):
         assert {change.path for change in done.changes} == {
             str(path) for path in Path(query.path).rglob(f"{query.version}_*.snapshot.*")
         }
-        assert "that the query commits from its next maintenance on" in str(
-            done
-        )  # an edit names the old files
+        # An edit names the old files.
+        assert "that the query commits from its next maintenance on" in str(done)
         assert Checkpoint(query.path).compact().stores == ()
         assert "newest is compact" in str(at(query.path, options=NOW).expire(2, dry_run=True))
         query.restart()

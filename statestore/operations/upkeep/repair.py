@@ -28,7 +28,6 @@ from statestore.operations.upkeep.verify import verify
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from statestore.checkpoint.layout import StoreLocation
     from statestore.operations.batches import BatchKind
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.result import Progress
@@ -149,8 +148,9 @@ def repair(
     with step(checkpoint, "repair", deep=deep) as one:
         found = _find(checkpoint, progress, deep=deep)
         one.to_version = found.version
-        for path, location in _damaged_files(checkpoint, found.version, found.findings).items():
-            location.io.delete(path)
+        state = checkpoint.guard.over(checkpoint.state_io)
+        for path in found.damaged_files:
+            state.delete(path)
         # Newest first, commits before offsets: whatever is left at a kill are logs without a gap.
         for batch in reversed(found.uncommits):
             _set_aside(one, checkpoint.commits, batch, found.aside)
@@ -239,22 +239,20 @@ def _back_to(checkpoint: OpenCheckpoint, version: int, findings: list[Finding]) 
         aside=_find_aside(
             checkpoint, version, ((checkpoint.commits, uncommits), (checkpoint.offsets, unplans))
         ),
-        damaged_files=tuple(_damaged_files(checkpoint, version, findings)),
+        damaged_files=tuple(_damaged_files(version, findings)),
         done=False,
     )
 
 
-def _damaged_files(
-    checkpoint: OpenCheckpoint, version: int, findings: Iterable[Finding]
-) -> dict[str, StoreLocation]:
+def _damaged_files(version: int, findings: Iterable[Finding]) -> dict[str, None]:
     """Return the snapshots and merged files by whose damage versions after one cannot be read."""
-    found = {}
+    found: dict[str, None] = {}
     for finding in findings:
-        if finding.version > version and finding.store is not None and finding.file is not None:
-            name = parse_state_file_name(posixpath.basename(finding.file))
-            is_damaged = finding.kind in _OF_DAMAGE and not finding.is_recoverable
-            if name is not None and name.kind != "delta" and is_damaged:
-                found[finding.file] = checkpoint.location(finding.store)
+        name = parse_state_file_name(posixpath.basename(finding.file or ""))
+        is_summary = name is not None and name.kind != "delta"
+        is_damaged = finding.kind in _OF_DAMAGE and not finding.is_recoverable
+        if finding.version > version and is_summary and is_damaged:
+            found[str(finding.file)] = None
     return found
 
 
