@@ -182,9 +182,9 @@ QUERIES = (
         """WITH begun AS (
              SELECT bidder, date_time, date_time - lag(date_time) OVER (
                PARTITION BY bidder ORDER BY date_time) < INTERVAL 10 SECOND AS goes_on FROM bid),
-           numbered AS (
+           numbered AS (  -- of bids in one millisecond that first which begins a session
              SELECT *, count(*) FILTER (WHERE goes_on IS NOT TRUE) OVER (
-               PARTITION BY bidder ORDER BY date_time
+               PARTITION BY bidder ORDER BY date_time, goes_on IS TRUE
                ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS session FROM begun)
            SELECT bidder, count(*) AS bid_count, min(date_time) AS start,
              max(date_time) + INTERVAL 10 SECOND AS end FROM numbered
