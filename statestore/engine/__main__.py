@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import hmac
+import logging
 import os
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from py4j.clientserver import (
@@ -18,6 +22,7 @@ from py4j.clientserver import (
     PythonServer,
 )
 from py4j.java_gateway import server_started
+from py4j.protocol import AUTH_COMMAND_NAME, ERROR_RETURN_MESSAGE, OUTPUT_VOID_COMMAND
 
 from statestore.core.errors import ProtocolError
 from statestore.engine.process import Handshake, run_process
@@ -32,14 +37,104 @@ _SWITCH_INTERVAL_S = 0.0005
 
 _BACKLOG = 128
 _PAUSE_S = 0.2
+_MOST_STRANGERS = 32
+_STRANGE_FOR_S = 0.5
+_TOKEN_TIMEOUT_S = 5.0
+_TOKEN_LINES = 3
+_MOST_BYTES = 256
+
+_log = logging.getLogger(__name__)
 
 
-class _NoDelayServer(PythonServer):  # type: ignore[misc]
+class _Strangers:
+    """Connections that have not shown the token yet: every user of the machine can connect.
+
+    They cost a bounded number of threads, and no memory, as those of the shim's FileServer.
+    """
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self._changed = threading.Condition()
+        self._since: dict[socket.socket, float] = {}  # in the order they came in
+        self._has_warned = False
+
+    def admit(self, connection: socket.socket) -> None:
+        """Take one in. The first of them makes room, when the shim would have shown the token."""
+        with self._changed:
+            while len(self._since) >= _MOST_STRANGERS:
+                first, since = next(iter(self._since.items()))
+                left_s = since + _STRANGE_FOR_S - time.monotonic()
+                if left_s > 0:
+                    self._changed.wait(left_s)
+                else:
+                    del self._since[first]
+                    with suppress(OSError):
+                        first.shutdown(socket.SHUT_RDWR)  # its thread closes it
+            self._since[connection] = time.monotonic()
+
+    def is_known(self, connection: socket.socket) -> bool:
+        """Return whether a connection shows the token, as py4j has it: its command, and the end.
+
+        It is a stranger no more.
+        """
+        try:
+            lines = self._read_lines(connection)
+            connection.settimeout(None)
+        except OSError:  # too late, or gone
+            lines = []
+        finally:
+            with self._changed:
+                self._since.pop(connection, None)
+                self._changed.notify_all()
+        wanted = [AUTH_COMMAND_NAME.encode(), self._token.encode()]
+        if len(lines) == _TOKEN_LINES and all(map(hmac.compare_digest, lines, wanted)):
+            return True
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("a connection without the token was refused; later ones are unsaid")
+        return False
+
+    def _read_lines(self, connection: socket.socket) -> list[bytes]:
+        deadline = time.monotonic() + _TOKEN_TIMEOUT_S
+        found = b""
+        while found.count(b"\n") < _TOKEN_LINES and len(found) < _MOST_BYTES:
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+            if not (byte := connection.recv(1)):
+                return []
+            found += byte
+        return found.split(b"\n")[:-1]
+
+
+class _Connection(ClientServerConnection):  # type: ignore[misc]
+    """A connection that serves calls when it has shown the token."""
+
+    def run(self) -> None:
+        is_known = self.python_server.strangers.is_known(self.socket)
+        try:
+            answer = OUTPUT_VOID_COMMAND if is_known else ERROR_RETURN_MESSAGE
+            self.socket.sendall(answer.encode())
+        except OSError:  # gone, or never read
+            is_known = False
+        if is_known:
+            super().run()
+        else:
+            self.close(reset=True)
+
+
+class _Server(PythonServer):  # type: ignore[misc]
     """py4j's server, answering at once: a reply above 8 kB would else wait 40 ms for an ACK.
 
     A connection that cannot be accepted, for lack of a file descriptor or a thread, is not the end
-    of those after it.
+    of those after it. py4j's own look at the token reads lines of any length, and prints them.
     """
+
+    def __init__(
+        self, client: Any, java: JavaParameters, python: PythonParameters, gateway: Any
+    ) -> None:
+        super().__init__(client, java, python, gateway)
+        self.strangers = _Strangers(python.auth_token)
+        self._of_known = copy.copy(python)
+        self._of_known.auth_token = None
 
     def run(self) -> None:
         """Accept connections until the server is shut down."""
@@ -50,7 +145,16 @@ class _NoDelayServer(PythonServer):  # type: ignore[misc]
 
     def _create_connection(self, accepted: socket.socket, stream: Any) -> ClientServerConnection:
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return super()._create_connection(accepted, stream)
+        self.strangers.admit(accepted)
+        made = _Connection(
+            self.java_parameters,
+            self._of_known,
+            self.gateway_property,
+            self.gateway_client,
+            python_server=self,
+        )
+        made.init_socket_from_python_server(accepted, stream)
+        return made
 
 
 def _listen_to_many(server: PythonServer, **_: Any) -> None:
@@ -60,7 +164,7 @@ def _listen_to_many(server: PythonServer, **_: Any) -> None:
 
 class _Gateway(ClientServer):  # type: ignore[misc]
     def _create_callback_server(self, parameters: PythonParameters) -> PythonServer:
-        return _NoDelayServer(
+        return _Server(
             self._gateway_client, self.java_parameters, parameters, self.gateway_property
         )
 

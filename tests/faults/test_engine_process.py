@@ -281,9 +281,34 @@ def test_wrong_token_is_refused(engine):
     with socket.create_connection(("127.0.0.1", engine.ready["port"])) as stranger:
         stranger.sendall(b'c\nt\ncall\ns{"op": "status"}\ne\n')
         with suppress(ConnectionResetError):
-            assert stranger.recv(100) == b""
+            assert stranger.recv(100) == b"!xn\n"
 
     assert engine.call("status")["calls"] == {"status": 1}
+
+
+def test_strangers_take_no_memory_no_threads_and_no_log(shim, tmp_path):
+    """Catches any user of the machine being able to fill an executor, or its log."""
+    log = tmp_path / "log"
+    with log.open("wb") as stderr, EngineProcess(shim.scratch, stderr=stderr) as engine:
+        address = "127.0.0.1", engine.ready["port"]
+        threads = Path(f"/proc/{engine.ready['pid']}/task")
+        before = engine.call("status")["rss_bytes"], len([*threads.iterdir()])
+        for end in (b"", b"\n"):
+            with socket.create_connection(address) as stranger, suppress(OSError):
+                stranger.sendall(b"x" * 64_000_000 + end)
+        silent = [socket.create_connection(address) for _ in range(100)]
+        try:
+            assert len([*threads.iterdir()]) <= before[1] + 40
+            assert engine.call("status")["rss_bytes"] < before[0] + 10_000_000
+            # On a connection of its own, which comes behind all of these.
+            with closing(EngineConnection(engine.ready["port"])) as known:
+                assert "ok" in known.request({"op": "status"})
+        finally:
+            for stranger in silent:
+                stranger.close()
+
+    assert log.read_text().count("without the token") == 1
+    assert log.stat().st_size < 10_000
 
 
 @pytest.mark.parametrize(
