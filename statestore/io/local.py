@@ -201,15 +201,25 @@ class LocalFileIO:
                 os.makedirs(directory, exist_ok=True)
 
     def list_tree(self, directory: str) -> builtins.list[FileInfo]:
-        """See TreeFileIO; a link to a directory is one, but for a link to where it is itself."""
+        """See TreeFileIO; a link to a directory is one, but for a link to where it is itself.
+
+        Of links to one directory the first is followed: there may be as many ways through them as
+        somebody likes.
+        """
+        return self._list_below(directory, set())
+
+    def _list_below(self, directory: str, followed: set[str]) -> builtins.list[FileInfo]:
         found = self.list(directory)
         with named_errors("list a directory", directory):
             here = os.path.realpath(directory)
             for name in self.list_directories(directory):
                 path = f"{directory}/{name}"
-                if os.path.islink(path) and Path(here).is_relative_to(os.path.realpath(path)):
-                    continue
-                below = self.list_tree(path)
+                if os.path.islink(path):
+                    there = os.path.realpath(path)
+                    if there in followed or Path(here).is_relative_to(there):
+                        continue
+                    followed.add(there)
+                below = self._list_below(path, followed)
                 found += [replace(info, name=f"{name}/{info.name}") for info in below]
         return found
 

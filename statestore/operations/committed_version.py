@@ -11,11 +11,13 @@ state/<operator>/<partition>/…  state files: the version's delta and what it n
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.operator_metadata import OF_OPERATOR
@@ -26,13 +28,15 @@ from statestore.checkpoint.query_log import (
     OffsetsEntry,
 )
 from statestore.codec.partition_key import is_single
-from statestore.core.errors import NotFoundError
+from statestore.core.errors import CorruptionError, NotFoundError
+from statestore.io.storage import scheme_of
+from statestore.operations.batches import is_of_operation
 from statestore.operations.metadata_file import METADATA_NAME, read_metadata
 from statestore.operations.source_logs import check_sources
 from statestore.operations.states import check_committed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.references import FileRef, StoreName
@@ -92,7 +96,11 @@ class CommittedVersion:
         return tuple(dict.fromkeys((store.operator, store.name) for store in self.heads))
 
     def check_sources(self) -> None:
-        """Check that a copy reads on where the version ends; errors as `check_sources`."""
+        """Check that a copy reads on where the version ends, and has its own files alone.
+
+        Errors as `check_sources`, and as `require_own`.
+        """
+        require_own(self.checkpoint, self.spark_files)
         check_sources(self.checkpoint.uri, self.offsets, self.spark_files)
 
     def is_single(self, operator: int, name: str) -> bool:
@@ -156,12 +164,11 @@ def find_version(
             to_fix="name a version between these two, or let the query commit its first batch",
         )
     # The logs first: a source notes what a batch reads before the batch is planned.
-    needed = (batch - 1, batch) if batch > 0 else (batch,)
+    needed = _needed(checkpoint, batch, may_be_of_operations=has_heads)
     offsets = {wanted: checkpoint.offsets_entry(wanted) for wanted in needed}
     num_partitions = offsets[batch].conf[NUM_PARTITIONS_KEY]
-    if batch > 0:
-        layout = {NUM_PARTITIONS_KEY: num_partitions}
-        offsets[batch - 1] = offsets[batch - 1].with_conf(layout)
+    for before in {*offsets} - {batch}:
+        offsets[before] = offsets[before].with_conf({NUM_PARTITIONS_KEY: num_partitions})
     commits = {batch: checkpoint.commit_entry(batch)}
     if version == checkpoint.newest_version:
         # A batch whose output may be in the sink already must be repeated with the same input.
@@ -185,6 +192,21 @@ def find_version(
     )
 
 
+def _needed(checkpoint: OpenCheckpoint, batch: int, *, may_be_of_operations: bool) -> list[int]:
+    """Return the batches whose entries of the offset log go with a version, ascending.
+
+    Spark wants the batch before. Of operations in a row all are kept, up to the query's own batch:
+    by their marks a sink's log is known to lack nothing.
+    """
+    needed = [batch - 1, batch] if batch > 0 else [batch]
+    oldest = batch if may_be_of_operations else 0
+    while oldest - 1 in checkpoint.planned_batches and is_of_operation(checkpoint, oldest):
+        oldest -= 1
+        if oldest < needed[0]:
+            needed.insert(0, oldest)
+    return needed
+
+
 def spark_files_of(checkpoint: OpenCheckpoint) -> Iterable[str]:
     """Yield the paths of what is neither log, state nor ours; hidden files are temporary.
 
@@ -200,3 +222,26 @@ def spark_files_of(checkpoint: OpenCheckpoint) -> Iterable[str]:
             of_state is None or "/_metadata/" in info.name
         ):
             yield info.name
+
+
+def require_own(checkpoint: OpenCheckpoint, names: Sequence[str]) -> None:
+    """Check that files are the checkpoint's own: who copies it may read what its writer may not.
+
+    The directory and its `state` may be links, as where they were moved to another disk.
+
+    Raises:
+        CorruptionError: A link leads to a file from elsewhere.
+    """
+    if scheme_of(checkpoint.uri) != "file":
+        return
+    roots = [os.path.realpath(path) for path in (checkpoint.path, checkpoint.state_directory)]
+    for name in names:
+        path = f"{checkpoint.path}/{name}"
+        if not any(Path(os.path.realpath(path)).is_relative_to(root) for root in roots):
+            raise CorruptionError(
+                "a link leads out of the checkpoint, and nobody knows whose the file is",
+                file=path,
+                leads_to=os.path.realpath(path),
+                to_fix="put the file in place of the link if it belongs to the checkpoint, else "
+                "delete the link",
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from threading import Thread
 from typing import TYPE_CHECKING, TypeVar
@@ -14,7 +15,7 @@ from statestore.core.providers import IN_DRIVER_MEMORY
 from statestore.io.hadoop import HadoopFileIO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from statestore.io.place import Place
     from statestore.operations.checkpoint import OpenCheckpoint
@@ -27,6 +28,8 @@ Item = TypeVar("Item")
 _MOST_PROCESSES = 16
 _SHARES_OF_A_PROCESS = 4
 _WATCH_S = 0.2
+_SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""Keeps a new Python from importing what lies in the current directory."""
 _MIN_ROWS = 4_000_000
 """Below, two processes save less than the second that they take to start."""
 
@@ -91,12 +94,16 @@ def map_in_processes(
     from loky import ProcessPoolExecutor
     from loky.process_executor import TerminatedWorkerError
 
-    # Unlike Python's own, these never import the script that was started.
-    pool = ProcessPoolExecutor(
-        min(num_processes(), len(shares)), initializer=_end_with, initargs=(os.getpid(),)
-    )
-    try:
+    with _in_environment(_SAFE_PATH):  # of the processes that loky has beside its workers
+        # Unlike Python's own, these never import the script that was started.
+        pool = ProcessPoolExecutor(
+            min(num_processes(), len(shares)),
+            initializer=_end_with,
+            initargs=(os.getpid(),),
+            env=_SAFE_PATH,
+        )
         futures = [pool.submit(function, share) for share in shares]
+    try:
         for share, future in zip(shares, futures, strict=True):
             yield share, future.result()
     except TerminatedWorkerError as error:
@@ -107,6 +114,20 @@ def map_in_processes(
         ) from error
     finally:
         pool.shutdown(kill_workers=True)
+
+
+@contextmanager
+def _in_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _end_with(parent: int) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from statestore.checkpoint.layout import FileBody
     from statestore.io.file_io import FileIO, TreeFileIO
 
+_MOST_BATCHES = 1_000_000
+"""Between the oldest entry of the logs and the newest: names of files may say anything."""
 _KNOWN_PROVIDERS = {*PROVIDERS.values(), *SPARK_PROVIDERS.values()}
 
 
@@ -86,11 +88,23 @@ class QueryLogs:
 
         A batch is planned when the one before it is committed. Where the commit log is empty, only
         the last of them is known.
+
+        Raises:
+            CorruptionError: The name of an entry is a number that no query reaches.
         """
         # In this order: a batch that is committed in between is no lost one.
         last_but_one = self.planned_batches[-1] - 1 if self.planned_batches else -1
         newest = max((last_but_one, *self.committed_batches[-1:]))
-        return tuple(range(min((*self.committed_batches, max(newest, 0))), newest + 1))
+        oldest = min((*self.committed_batches, max(newest, 0)))
+        if newest - oldest > _MOST_BATCHES:
+            raise CorruptionError(
+                "the logs say that more batches were done than a query runs",
+                checkpoint=self.uri,
+                oldest_batch=oldest,
+                newest_batch=newest,
+                to_fix="delete the entry of offsets/ or commits/ that no query has written",
+            )
+        return tuple(range(oldest, newest + 1))
 
     @property
     def newest_version(self) -> int:

@@ -29,7 +29,8 @@ _SCRIPT = (
     'named=$1; shift; for python in "$named" "$PYSPARK_PYTHON"; do case $python in '
     '*/*) [ -x "$python" ];; ?*) true;; *) false;; esac && break; python=; done; '
     ': "${python:=${named:-${PYSPARK_PYTHON:-python3}}}"; '
-    f'"$python" "$@" "$PPID" || {{ status=$?; echo "{_FAILED}"; }}'
+    # The request may have secrets; a Python that starts deletes it.
+    f'"$python" "$@" "$PPID" || {{ status=$?; rm -f "$2"; echo "{_FAILED}"; }}'
 )
 
 

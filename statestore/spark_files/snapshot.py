@@ -139,9 +139,20 @@ def _read_members(files: StoreFiles, path: str, names: set[str] | None) -> dict[
             members = [one for one in archive.infolist() if names is None or one.filename in names]
             if sum(member.file_size for member in members) > _MAX_BYTES:
                 raise _no_snapshot(path, f"more than {_MAX_BYTES} bytes beside its SSTs")
-            return {member.filename: archive.read(member) for member in members}
+            return {member.filename: _read_member(archive, member, path) for member in members}
     except _DAMAGED as error:
         raise _no_snapshot(path, str(error)) from error
+
+
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: str) -> bytes:
+    """Return a file of a zip, of which no more is unpacked than it says to have."""
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise _no_snapshot(path, f"a compression that Java does not write, of {member.filename!r}")
+    with archive.open(member) as file:
+        found = file.read(member.file_size + 1)
+    if len(found) != member.file_size:
+        raise _no_snapshot(path, f"{member.filename!r} has not the size that it says")
+    return found
 
 
 @contextmanager

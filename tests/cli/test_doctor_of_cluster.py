@@ -156,14 +156,16 @@ def test_status_of_a_python_that_is_not_there_is_its_own(tmp_path: Path, shell: 
     """Catches the status of another command, 0, in what is told of a Python that cannot be run."""
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
-    python = tmp_path / "python"
+    python, request = tmp_path / "python", tmp_path / "request"
+    request.write_text("secrets")
     done = subprocess.run(
-        [shell, "-c", _SCRIPT, shell, f"./{python.name}"],
+        [shell, "-c", _SCRIPT, shell, f"./{python.name}", "archive", request],
         env={"PATH": os.environ["PATH"], "PYSPARK_PYTHON": "no-such-python"},
         cwd=tmp_path, capture_output=True, text=True, check=True,
     )  # fmt: skip
 
     assert json.loads(done.stdout)["exit"] == 127
+    assert not request.exists()
 
 
 def test_arguments_that_spark_submit_refuses_are_named() -> None:

@@ -1,6 +1,7 @@
 """A savepoint that somebody made to write elsewhere than into the target it is restored to."""
 
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -275,3 +276,44 @@ def test_a_cleanup_deletes_nowhere_when_a_reference_file_names_another_place(tmp
         release(store, [RescaleRefName(3, 0)], num_partitions=1, newest=3)
 
     assert files_below(tmp_path) == before
+
+
+@pytest.mark.parametrize("leads_to", ["file", "directory", "file below state"])
+def test_what_a_link_leads_to_is_not_copied(savepoint, tmp_path, leads_to):
+    """Catches private files of whoever copies a stranger's savepoint, in the copy."""
+    secret = tmp_path / "secret" / "credentials"
+    secret.parent.mkdir()
+    secret.write_text(SECRET)
+    link = savepoint / ("state/0/_stateSchema/x" if "state" in leads_to else "sources/x")
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(secret.parent if leads_to == "directory" else secret)
+
+    for copy in (
+        lambda to: at(savepoint, options=OPTIONS).restore(to),
+        lambda to: at(savepoint, options=OPTIONS).transform(to, {}),
+    ):
+        with pytest.raises(CorruptionError, match="leads out of the checkpoint"):
+            copy(tmp_path / "new")
+        assert not (tmp_path / "new").exists()
+
+
+def test_links_that_fan_out_are_followed_once_each(savepoint):
+    """Catches 2 ** 30 ways through thirty directories."""
+    levels = [savepoint / "sources" / f"level-{number}" for number in range(31)]
+    for directory, below in pairwise(levels):
+        directory.mkdir(parents=True)
+        below.mkdir(parents=True)
+        for name in "ab":
+            (directory / name).symlink_to(below)
+        below.rmdir()
+
+    assert len(LocalFileIO().list_tree(str(savepoint))) < 1000
+
+
+@pytest.mark.parametrize("log", ["offsets", "commits"])
+def test_name_of_an_entry_takes_no_memory(savepoint, log):
+    """Catches a tuple of two thousand million batches, in every command."""
+    (savepoint / log / "2000000000").write_text("")
+
+    with pytest.raises(CorruptionError, match=r"newest_batch=(2000000000|1999999999)"):
+        at(savepoint, options=OPTIONS).versions()

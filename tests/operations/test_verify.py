@@ -6,6 +6,8 @@ Also in processes of its own, as where there are many rows.
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +20,12 @@ from statestore.cli.commands import cli
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.references import StoreName
 from statestore.codec.rows import PUT, Row
-from statestore.core.errors import NotFoundError, StateStoreError, StorageError
+from statestore.core.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    StateStoreError,
+    StorageError,
+)
 from statestore.operations import processes
 from statestore.operations.processes import map_in_processes
 from statestore.testing.checkpoints import MadeCheckpoint
@@ -27,6 +34,7 @@ from statestore.testing.stores import OPERATORS, unsafe_row
 from tests.checkpoints import make_query
 from tests.damaged import flip, make_with_snapshots
 
+ROOT = Path(__file__).resolve().parents[2]
 STORE = StoreName(0, 1)
 ((FAMILY_OF,),) = (stores for _, stores in OPERATORS[:1])
 NUM_KEY_GROUPS = 32_768
@@ -167,6 +175,35 @@ def test_processes_find_what_threads_do(tmp_path, request, backend):
     assert done == done_again
     assert not damaged.ok
     assert damaged_again == damaged
+
+
+@pytest.mark.parametrize("module", ["loky", "argparse", "multiprocessing"])
+def test_processes_import_nothing_from_the_current_directory(tmp_path, module):
+    """Catches a file of somebody else's in a shared directory, run with the rights of the user."""
+    (tmp_path / f"{module}.py").write_text(f"open({str(tmp_path / 'was-run')!r}, 'w')")
+    command = (
+        f"import os, sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from statestore.operations.processes import map_in_processes\n"
+        "print([found for _, found in map_in_processes(abs, [-1, -2])])\n"
+        "print(os.environ.get('PYTHONSAFEPATH'))\n"
+    )
+    script = tmp_path / "apart" / "script.py"
+    script.parent.mkdir()
+    script.write_text(command)
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "[1, 2]\nNone\n"
+    assert not (tmp_path / "was-run").exists()
+
+
+@pytest.mark.parametrize("versions", [12, "12"])
+def test_versions_that_are_no_list_are_refused(tmp_path, versions):
+    """Catches a bare TypeError, and version '1' that is not there."""
+    query, _ = make_with_snapshots(tmp_path, "filesystem")
+    with pytest.raises(InvalidArgumentError, match="versions="):
+        Checkpoint(query.path).verify(versions=versions)
 
 
 def test_process_that_is_killed_is_an_error():

@@ -1,6 +1,7 @@
 """Files of Spark's own state stores, byte by byte: forms that small checkpoints do not have."""
 
 import struct
+import zipfile
 
 import numpy as np
 import pyarrow as pa
@@ -11,12 +12,13 @@ from statestore.codec.rows import DELETE, MERGE, PUT
 from statestore.codec.sorting import RUN_BYTES
 from statestore.codec.xxhash32 import xxhash32
 from statestore.core.errors import CorruptionError, IncompatibleError
+from statestore.io.local import LocalFileIO
 from statestore.spark_files.changes import Changes
 from statestore.spark_files.compression import decompressed
 from statestore.spark_files.files import StoreFiles
 from statestore.spark_files.records import Ancestor, Records
 from statestore.spark_files.schemas import read_schemas
-from statestore.spark_files.snapshot import open_database
+from statestore.spark_files.snapshot import open_database, read_snapshot
 from tests.peak_memory import measured_growth
 
 SEED = 0x9747B28C
@@ -250,3 +252,22 @@ def test_schemas_in_chunks_and_in_other_scripts():
     assert read_schemas(text(b"v1") + text(b"k") + text(b"v"), "schema")[0].value_schema == "v"
     with pytest.raises(IncompatibleError):
         read_schemas(text(b"v9") + key + value, "schema")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_zip_that_unpacks_to_much_is_not_held_in_memory(tmp_path, method):
+    """Catches gigabytes of memory for a zip that says it is small."""
+    size = 256 * 1024 * 1024
+    path = tmp_path / "1.zip"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("metadata", bytes(size))
+    data = bytearray(path.read_bytes())
+    at = data.rindex(b"PK\1\2")
+    struct.pack_into("<I", data, at + 24, 100)  # the size that the directory says
+    path.write_bytes(data)
+    files = StoreFiles(LocalFileIO(), StoreName(0, 0), str(tmp_path), "", "lz4", {})
+
+    with measured_growth() as grown, pytest.raises(CorruptionError):
+        read_snapshot(files, str(path))
+
+    assert grown.resident < 60_000_000

@@ -13,7 +13,7 @@ from statestore.checkpoint.query_log import QueryLog, read_bytes, write_bytes
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
 from statestore.core.providers import IN_DRIVER_MEMORY
 from statestore.operations.batches import find_newest, read_own_batch, unmarked
-from statestore.operations.committed_version import spark_files_of
+from statestore.operations.committed_version import require_own, spark_files_of
 from statestore.operations.source_logs import has_input
 
 if TYPE_CHECKING:
@@ -103,13 +103,17 @@ def hand(old: OpenCheckpoint, branch: OpenCheckpoint, batch: int) -> None:
 
     Raises:
         NotFoundError: An entry is gone.
-        CorruptionError, StorageError: An entry cannot be read, or a storage failed.
+        CorruptionError, StorageError: An entry cannot be read, or a storage failed; or as
+            `require_own`.
     """
     known = {info.name for info in branch.io.list_tree(branch.path)}
-    for path in spark_files_of(old):
-        if path not in known and not path.startswith("state/"):
-            data = read_bytes(old.io, f"{old.path}/{path}")
-            write_bytes(branch.io, f"{branch.path}/{path}", data, overwrite=True)
+    missing = [
+        path for path in spark_files_of(old) if path not in known and not path.startswith("state/")
+    ]
+    require_own(old, missing)
+    for path in missing:
+        data = read_bytes(old.io, f"{old.path}/{path}")
+        write_bytes(branch.io, f"{branch.path}/{path}", data, overwrite=True)
     entry = old.offsets_entry(batch)
     before = branch.commit_entry(batch - 1).fields
     if _COMMITTED in before:
