@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from statestore.api.listing import Listing, schema_of
+from statestore.api.listing import Listing, check_limit, schema_of
 from statestore.api.reaching import Reach, Reached
 from statestore.api.rows import Rows
 from statestore.api.sql_rows import SqlRows
@@ -121,7 +121,8 @@ class Directory(Reached):
             `{"s3.endpoint": …}`, by key or by field of docs/configuration.md. Those that begin
             with `spark.hadoop.` or `spark.jars` are for Hadoop's file systems.
         spark: A session, in its driver: its JVM opens Hadoop's file systems, with its
-            configuration, and its memory has the state of the heap backend.
+            configuration; its options `s3.*` stand where `storage_options` has none; and its memory
+            has the state of the heap backend.
 
     Errors of every method, to which its own are added:
 
@@ -226,7 +227,11 @@ class Directory(Reached):
 
         Args:
             limit: At most so many, the newest; None for all that the commit log has.
+
+        Raises:
+            InvalidArgumentError: `limit` is less than 1.
         """
+        check_limit(limit)
         with self._reach.checkpoint() as checkpoint:
             found = list_versions(checkpoint, limit=limit)
         return Listing(found, schema_of(VersionInfo), asdict)
@@ -245,7 +250,11 @@ class Directory(Reached):
         Returns:
             The entries. A line that somebody damaged is one, too, with its text. As a table without
             options and results, which its column details has in words.
+
+        Raises:
+            InvalidArgumentError: `limit` is less than 1.
         """
+        check_limit(limit)
         with self._reach.checkpoint() as checkpoint:
             found = read_history(checkpoint.io, checkpoint.path)[::-1][:limit]
         return Listing(found, pa.schema(_HISTORY), _history_fields)
@@ -289,7 +298,7 @@ class Directory(Reached):
         self,
         to: str | os.PathLike[str] | None = None,
         *,
-        limit: int = 100,
+        limit: int | None = 100,
         deep: bool = False,
         savepoints: str | os.PathLike[str] | None = None,
     ) -> Facts:
@@ -297,13 +306,14 @@ class Directory(Reached):
 
         Args:
             to: HTML file to write, in place of one there; none when None.
-            limit: At most so many versions of the history, at least 1.
+            limit: At most so many versions of the history, the newest; None for all.
             deep: Whether to read every row: the heaviest keys of state of any size, and all checks
                 of `verify(deep=True)`.
             savepoints: Directory to look for savepoints and branches in.
 
         Raises:
-            InvalidArgumentError: The page cannot be written; found before state is read.
+            InvalidArgumentError: `limit` is less than 1. Or the page cannot be written; found
+                before state is read.
             IncompatibleError: The package that fills pages in is not installed; likewise.
             CorruptionError: Spark's logs cannot be read. Damaged state is a finding instead.
         """
@@ -311,6 +321,7 @@ class Directory(Reached):
         from statestore.report.gather import gather
         from statestore.report.page import check_writable, write_page
 
+        check_limit(limit)
         if to is not None:
             check_writable(to)
         place = None if savepoints is None else os.fspath(savepoints)
@@ -391,6 +402,7 @@ class Directory(Reached):
         self,
         new: DirectoryLike,
         *,
+        version: int | None = None,
         backend: str | None = None,
         num_partitions: int | None = None,
         map_operators: Mapping[int, int] | None = None,
@@ -405,13 +417,15 @@ class Directory(Reached):
 
         This is also how a query comes from Spark's own providers, RocksDB and HDFS-backed, to this
         package's: their checkpoints are read as they are, without Spark and without Java, in
-        bounded memory but for changelogs of the RocksDB provider. Of a checkpoint, which the query
-        must not be writing, the newest committed version is restored.
+        bounded memory but for changelogs of the RocksDB provider. The query must not be writing a
+        checkpoint that is restored.
 
         Args:
             new: The new checkpoint, which must not be there; of any storage. The options of
                 this object, or of the one given, also say where state is kept (checkpointStorage)
                 and the form of files.
+            version: State version, None for the newest committed one. From an older one the query
+                repeats the batches after it, also those that a sink has.
             backend: Its state backend; when None that of the checkpoint, or of the one that the
                 savepoint was taken of; filesystem for Spark's HDFS-backed provider, and rocksdb for
                 Spark's RocksDB provider.
@@ -423,7 +437,8 @@ class Directory(Reached):
             add_operators: Spark's short name by new ID, of operators that begin with empty state.
             new_query_id: Whether it is a new query beside the one that was; else the query goes on
                 under its ID, so that sinks which know its batches by it pass over those they have.
-            claim: Whether the savepoint is moved, and gone afterwards; a checkpoint cannot be.
+            claim: Whether the savepoint is moved, and gone afterwards; a checkpoint cannot be, nor
+                a savepoint with state that is left behind.
             progress: Called with bytes of state done and the total.
 
         Guarantee: on return the checkpoint is whole and durable, and what it was made of as it was,
@@ -434,7 +449,7 @@ class Directory(Reached):
         Raises:
             InvalidArgumentError: `new` has files (kind checkpoint-exists); the operators do not
                 become those of a query; the number of state partitions or the state backend cannot
-                be had; or a checkpoint is claimed.
+                be had; a checkpoint is claimed; or a savepoint is, and an operator dropped.
             InUseError: A query writes the checkpoint that it is made of, or wrote it meanwhile.
             IncompatibleError: The rows of a store do not follow their key groups (kind
                 not-rescalable); some state of Spark's cannot be had in this package's stores; or
@@ -450,6 +465,7 @@ class Directory(Reached):
                 savepoint_in(source),
                 source,
                 target,
+                version=version,
                 backend=backend,
                 num_partitions=num_partitions,
                 operators=operators,
@@ -663,7 +679,7 @@ class Checkpoint(Directory):
             )
 
     def expire(
-        self, keep: int = 2, *, dry_run: bool = False, progress: Progress | None = None
+        self, keep: int, *, dry_run: bool = False, progress: Progress | None = None
     ) -> Expire:
         """Delete the versions before the newest few, with the files that only they need.
 

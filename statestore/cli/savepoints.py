@@ -238,6 +238,7 @@ def _taken(info: SavepointInfo) -> str:
 @command()
 @checkpoint_argument("source")
 @checkpoint_argument("new")
+@version_option
 @click.option(
     "--backend",
     type=click.Choice([name for name in PROVIDERS if name not in IN_DRIVER_MEMORY]),
@@ -290,6 +291,7 @@ def _taken(info: SavepointInfo) -> str:
 def restore(
     source: str,
     new: str,
+    version: int | None,
     backend: str | None,
     num_partitions: int | None,
     claim: bool,
@@ -306,12 +308,14 @@ def restore(
     Start the query with NEW as its checkpointLocation. It may have another state backend, another
     number of state partitions, and other code, as long as its state keeps its schema. SOURCE is
     only read, unless it is claimed; where it is a checkpoint, its query must not run. Repeat a
-    restore that was killed: until it is whole, no query starts from NEW.
+    restore that was killed: until it is whole, no query starts from NEW. From an older --version
+    the query repeats the batches after it, also those that a sink has.
 
     \b
     statestore restore /backup/before-upgrade /data/new
     statestore restore /data/checkpoint-of-spark /data/new --backend rocksdb --dry-run
     statestore restore /backup/x /data/new --backend rocksdb --num-partitions 8
+    statestore restore /data/checkpoint /data/new --version 120
     statestore restore /backup/x /data/new --map-operator 0:1 --add-operator 0:dedupe
     """  # noqa: D301
     from statestore.api.checkpoint import Checkpoint
@@ -324,6 +328,7 @@ def restore(
     with progress_bar("restore", output=output) as progress:
         result = it.restore(
             new,
+            version=version,
             backend=backend,
             num_partitions=num_partitions,
             map_operators={old: int(number) for old, number in map_operators.items()},

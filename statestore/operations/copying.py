@@ -217,8 +217,8 @@ class Copy(Generic[Told]):
                 if old not in self.remade
                 and (not self.operators.added or self.source.operator(old).has_families)
             }
-            newest = max(self.version.offsets)
-            copy_operators(self.source, target, copied, self.num_partitions, newest)
+            batch = self.version.batch  # the next one's comes with schemas that are not here
+            copy_operators(self.source, target, copied, self.num_partitions, batch)
             self._write_logs(target, made)
             version = self.version.version
             result = {"state_files": self.state_files}

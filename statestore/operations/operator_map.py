@@ -33,6 +33,8 @@ JOIN_STORES = tuple(
 """Names of the stores of a join in state formats 1 and 2; other operators have one store, without a
 name."""
 _FORMATS_OF_JOIN_STORES = ("1", "2")
+JOIN_FORMAT_OF_STORES = "2"
+"""The newest state format of a join that has them."""
 OLDEST_JOIN_FORMAT = "1"
 """The state format of joins where an entry of the offset log says nothing."""
 

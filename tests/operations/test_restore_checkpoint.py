@@ -23,6 +23,7 @@ from statestore.core.ids import RandomIds
 from statestore.core.options import StateStoreOptions
 from statestore.core.process import find_process
 from statestore.io.local import LocalFileIO
+from statestore.operations.batches import is_of_operation
 from statestore.operations.metadata_file import read_metadata
 from statestore.testing.checkpoints import QUERY_ID
 from tests.checkpoints import (
@@ -221,3 +222,72 @@ def test_what_would_be_lost_is_refused_before_anything_is_written(
         Checkpoint(path).restore(tmp_path / "new", num_partitions=6)
 
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_older_version_is_restored_and_the_query_goes_on_behind_it(tmp_path, backend):
+    """Catches a version that can be read, and not gone back to in another shape."""
+    query = query_of(tmp_path / "query", backend=backend, num_partitions=2)
+    at_version = {}
+    for number in range(4):
+        query.run_batch({"a": str(number), f"b{number}": "x"})
+        at_version[number + 1] = query.expected()
+    for version in (2, 3):
+        new = tmp_path / f"new-{version}"
+        at(query.path, options=OPTIONS).restore(new, version=version, num_partitions=4)
+        assert read_rows(new) == at_version[version]
+        assert (Checkpoint(new).info.newest_version, Checkpoint(new).info.uncommitted_batch) == (
+            version, None,
+        )  # fmt: skip
+    with pytest.raises(NotFoundError, match="version-not-found"):
+        at(query.path, options=OPTIONS).restore(tmp_path / "none", version=9)
+    assert not (tmp_path / "none").exists()
+
+
+def test_older_version_of_sparks_own_is_restored(tmp_path, copy):
+    """Catches the newest state with the batch number of an older one."""
+    path = copy("hdfs")
+    newest = Checkpoint(path).info.newest_version
+
+    at(str(path), options=OPTIONS).restore(tmp_path / "new", version=newest - 1)
+
+    old, new = (
+        Checkpoint(path).rows(version=newest - 1).read(),
+        Checkpoint(tmp_path / "new").rows().read(),
+    )
+    assert Checkpoint(tmp_path / "new").info.newest_version == newest - 1
+    assert sorted(map(str, new.select(["key", "value"]).to_pylist())) == sorted(
+        map(str, old.select(["key", "value"]).to_pylist())
+    )
+
+
+def test_savepoint_with_state_that_is_left_behind_is_not_claimed(tmp_path):
+    """Catches state of a dropped operator that goes with the savepoint."""
+    query = query_of(tmp_path / "query", operators=(AGGREGATION, AGGREGATION))
+    query.run_batch({"a": "1"})
+    saved = tmp_path / "saved"
+    at(query.path, options=OPTIONS).savepoint(saved)
+    before = files_below(saved)
+
+    with pytest.raises(InvalidArgumentError, match="drop_operators='1'"):
+        at(saved, options=OPTIONS).restore(tmp_path / "new", claim=True, drop_operators=[1])
+
+    assert files_below(saved) == before
+    assert not (tmp_path / "new").exists()
+
+
+def test_marks_of_operations_in_a_row_go_with_a_copy(tmp_path):
+    """Catches a file sink that is said to lack the batches of operations, and cannot be mended."""
+    query = query_of(tmp_path / "query", num_partitions=2)
+    for number in range(3):
+        query.run_batch({"a": str(number)})
+    for num_partitions in (4, 8, 2):
+        at(query.path, options=OPTIONS).rescale(num_partitions)
+
+    at(query.path, options=OPTIONS).restore(tmp_path / "new")
+
+    with at(tmp_path / "new", options=OPTIONS)._reach.checkpoint() as made:
+        assert made.planned_batches == (2, 3, 4, 5)
+        assert [is_of_operation(made, batch) for batch in (2, 3, 4, 5)] == [False, *[True] * 3]
+    assert read_rows(tmp_path / "new") == query.expected()
+    assert Checkpoint(tmp_path / "new").verify(deep=True).findings == ()

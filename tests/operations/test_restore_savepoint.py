@@ -35,7 +35,7 @@ def test_restore_has_as_many_state_partitions_as_the_savepoints_logs_say(tmp_pat
 
 
 @pytest.mark.parametrize("join_format", ["2", "3", "4"])
-def test_join_that_is_added_has_the_stores_of_the_format_that_is_pinned(tmp_path, join_format):
+def test_join_that_is_added_has_four_stores_whatever_is_pinned(tmp_path, join_format):
     """Catches a query that never starts: it looks for one store, and finds four others."""
     query = make_query(tmp_path / "query", checkpoint_format=2, operators=(AGGREGATION,))
     for path in (tmp_path / "query" / "offsets").iterdir():
@@ -48,12 +48,13 @@ def test_join_that_is_added_has_the_stores_of_the_format_that_is_pinned(tmp_path
     restore(tmp_path / "savepoint", tmp_path / "new", add_operators={1: "symmetricHashJoin"})
 
     entry = json.loads((tmp_path / "new" / "commits" / "2").read_text().split("\n")[1])
-    num_stores = 4 if join_format == "2" else 1
-    assert {len(ids) for ids in entry["stateUniqueIds"]["1"]} == {num_stores}
+    assert {len(ids) for ids in entry["stateUniqueIds"]["1"]} == {4}
     files = [*(tmp_path / "new" / "state" / "1").rglob("3_*.arrows")]
-    in_subdirectories = [path for path in files if not path.parent.name.isdigit()]
-    assert len(files) == num_stores * 4
-    assert len(in_subdirectories) == (len(files) if num_stores == 4 else 0)
+    assert len(files) == 4 * 4
+    assert not [path for path in files if path.parent.name.isdigit()]
+    # A join with one store is begun by Spark in batch 0 of a query alone.
+    planned = json.loads((tmp_path / "new" / "offsets" / "2").read_text().split("\n")[1])
+    assert planned["conf"]["spark.sql.streaming.join.stateFormatVersion"] == "2"
 
 
 def test_operators_are_renumbered_dropped_and_added(tmp_path):

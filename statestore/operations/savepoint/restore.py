@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from statestore.checkpoint.operator_metadata import JOIN_OPERATOR
+from statestore.checkpoint.query_log import JOIN_FORMAT_KEY
 from statestore.codec import partition_key
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.core.key_groups import check_not_chosen, check_range, default_max_parallelism
@@ -17,7 +19,13 @@ from statestore.operations.copying import Copy, source_of
 from statestore.operations.in_use import require_not_in_use, same_batches
 from statestore.operations.metadata_file import new_query_id, query_metadata
 from statestore.operations.new_directory import not_apart
-from statestore.operations.operator_map import OperatorMap
+from statestore.operations.operator_map import (
+    JOIN_FORMAT_OF_STORES,
+    JOIN_STORES,
+    OperatorMap,
+    ResolvedOperators,
+    store_names_of,
+)
 from statestore.operations.passes import Copied, Dealt, Linked, Rehashed
 from statestore.operations.savepoint.from_spark import FromSpark, find_spark_states
 from statestore.operations.states import state_of
@@ -39,6 +47,7 @@ def decide_restore(
     source: OpenCheckpoint,
     target: Place,
     *,
+    version: int | None,
     backend: str | None,
     num_partitions: int | None,
     operators: OperatorMap,
@@ -52,6 +61,7 @@ def decide_restore(
         source: Its files; of a query that does not run. `Copy.run` raises InUseError where that
             query has run a batch meanwhile.
         target: The new checkpoint. Its options also say where state is kept, and the form of files.
+        version: As `Directory.restore`.
         backend: As `Directory.restore`.
         num_partitions: As `Directory.restore`.
         operators: Which operators of the source become which of the query.
@@ -62,28 +72,36 @@ def decide_restore(
     """
     elsewhere = target.options.checkpoint_storage
     is_sparks = savepoint is None and source.provider in SPARK_PROVIDERS.values()
-    version = source_of("restore", source, target, has_heads=not is_sparks)
+    found = source_of("restore", source, target, version, has_heads=not is_sparks)
     if elsewhere and is_within(elsewhere, source.uri):
         raise not_apart(elsewhere, source.uri)
     if savepoint is None:
         _check_checkpoint(source, claims=claims)
+    elif claims and operators.dropped:
+        raise InvalidArgumentError(
+            "a claimed savepoint is deleted, and with it the state of an operator that is dropped",
+            savepoint=source.uri,
+            drop_operators=", ".join(map(str, sorted(operators.dropped))),
+            to_fix="restore without claiming, and delete the savepoint when the query runs",
+        )
     require_same = same_batches(source)
     kept_by = source.kept_by if savepoint is None else savepoint.backend
     to_backend = backend or SUCCESSORS.get(kept_by, kept_by)
     _check_backend(to_backend, target)
-    to_partitions = version.num_partitions if num_partitions is None else num_partitions
+    to_partitions = found.num_partitions if num_partitions is None else num_partitions
     check_range("num_partitions", to_partitions)
     kept = operators.resolve([operator.id for operator in source.operators])
+    conf = _conf_of_join(found, kept)
     max_parallelism: int | None = None
     if is_sparks:
         wanted = target.options.max_parallelism
-        states, max_parallelism = find_spark_states(version, to_partitions, wanted)
+        states, max_parallelism = find_spark_states(found, to_partitions, wanted)
     else:
-        states = {store: state_of(source, head) for store, head in version.heads.items()}
+        states = {store: state_of(source, head) for store, head in found.heads.items()}
     same = (
         to_backend == source.kept_by
         and to_backend not in IN_DRIVER_MEMORY
-        and to_partitions == version.num_partitions
+        and to_partitions == found.num_partitions
         and all(old == new for old, new in kept.kept.items())
     )
     as_is: Pass = Copied()
@@ -91,13 +109,13 @@ def decide_restore(
         as_is = Linked.between(source, target, state_uri=elsewhere, is_moved=True)
     passes = _passes_of(
         _by_store(states.values(), kept.kept),
-        version,
+        found,
         target,
         to_partitions,
         spark_max_parallelism=max_parallelism,
         unhashed=as_is if same else Dealt(),
     )
-    found_id = version.query_id if savepoint is None else savepoint.query_id
+    found_id = found.query_id if savepoint is None else savepoint.query_id
     query_id = (found_id or "") if keeps_query_id else ""
     metadata = query_metadata(query_id or new_query_id(target.ids))
 
@@ -108,18 +126,47 @@ def decide_restore(
 
     return Copy(
         operation="restore",
-        version=version,
+        version=found,
         target=target,
         passes=passes,
         becomes=becomes,
         backend=to_backend,
         num_partitions=to_partitions,
-        checkpoint_format=version.checkpoint_format,
+        checkpoint_format=found.checkpoint_format,
         operators=kept,
         query_id=query_id,
         state_uri=elsewhere,
         claims=claims,
+        conf=conf,
     )
+
+
+def _conf_of_join(version: CommittedVersion, operators: ResolvedOperators) -> dict[str, str]:
+    """Return what to pin so that Spark begins a join that is added: the format with four stores.
+
+    One with one store it begins in batch 0 of a query alone, as a transformWithState.
+
+    Raises:
+        InvalidArgumentError: Another join of the query has one store.
+    """
+    pinned = version.offsets[version.batch].conf
+    has_stores = store_names_of(JOIN_OPERATOR, pinned) == JOIN_STORES
+    if JOIN_OPERATOR not in operators.added.values() or has_stores:
+        return {}
+    joins = [
+        operator.id
+        for operator in version.checkpoint.operators
+        if operator.name == JOIN_OPERATOR and operator.id in operators.kept
+    ]
+    if joins:
+        raise InvalidArgumentError(
+            "Spark begins a join of this state format in batch 0 of a query alone, and the query "
+            "has another such join",
+            operator=", ".join(map(str, joins)),
+            join_format=pinned[JOIN_FORMAT_KEY],
+            to_fix="start the query of the new code with a new checkpoint",
+        )
+    return {JOIN_FORMAT_KEY: JOIN_FORMAT_OF_STORES}
 
 
 def _check_checkpoint(source: OpenCheckpoint, *, claims: bool) -> None:
