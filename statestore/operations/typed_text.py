@@ -22,8 +22,9 @@ import json
 import re
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation, localcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import pyarrow as pa
 
 from statestore.codec.spark_types import VARIANT_PARTS, SparkType
@@ -37,11 +38,11 @@ _NESTED = ("struct", "variant", "array", "map")
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,50}")
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
-_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_DATE = re.compile(r"-?[0-9]{4,6}-[0-9]{2}-[0-9]{2}")
 _CLOCK = r"[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?"
 _TIME = re.compile(_CLOCK)
 _NTZ = re.compile(rf"{_DATE.pattern}[ T]{_CLOCK}")
-_INSTANT = re.compile(rf"{_NTZ.pattern}(Z|[+-][0-9]{{2}}(:?[0-9]{{2}})?)")
+_INSTANT = re.compile(rf"{_NTZ.pattern}(?P<zone>Z|[+-][0-9]{{2}}(:?[0-9]{{2}})?)")
 _DURATION = re.compile(
     r"((?P<days>-?[0-9]{1,9}) days?, )?(?P<hours>[0-9]{1,2}):(?P<minutes>[0-9]{2})"
     r":(?P<seconds>[0-9]{2})(\.(?P<fraction>[0-9]{1,6}))?"
@@ -184,8 +185,42 @@ def _iso(pattern: re.Pattern[str], read: Callable[[str], Any], example: str) -> 
     return parse
 
 
-def _instant(text: str) -> datetime:
-    return datetime.fromisoformat(text).astimezone(UTC)
+def _day(text: str) -> date | int:
+    """Return a date; of a year that Python does not have the days that Arrow counts."""
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        return _far(text, "D", 31)
+
+
+def _time_ntz(text: str) -> datetime | int:
+    """Return a time; of a year that Python does not have the microseconds that Arrow counts."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return _far(text, "us", 63)
+
+
+def _instant(text: str) -> datetime | int:
+    """Return a time likewise, in UTC."""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        match: Any = _INSTANT.fullmatch(text)
+        zone = match["zone"].replace(":", "").replace("Z", "+00").ljust(5, "0")
+        offset_s = int(zone[1:3]) * 3600 + int(zone[3:5]) * 60
+        offset_us = offset_s * (-1_000_000 if zone[0] == "-" else 1_000_000)
+        return _far(text.removesuffix(match["zone"]), "us", 63) - offset_us
+
+
+def _far(text: str, unit: Literal["D", "us"], bits: int) -> int:
+    found = np.datetime64(text, unit)
+    number = int(found.astype(np.int64))
+    if text[: text.index("-", 1)] != str(found.astype("datetime64[Y]")):
+        raise ValueError("there is no such time")
+    if not -(1 << bits) <= number < 1 << bits:
+        raise ValueError("Spark has no such time")
+    return number
 
 
 def _duration(text: str) -> timedelta:
@@ -249,10 +284,10 @@ _OF_KIND: dict[str, Callable[[Any, SparkType], Any]] = {
     "float": _floating,
     "double": _floating,
     "decimal": _decimal,
-    "date": _iso(_DATE, date.fromisoformat, "2024-01-31"),
+    "date": _iso(_DATE, _day, "2024-01-31"),
     "time": _iso(_TIME, time.fromisoformat, "10:00:00"),
     "timestamp": _iso(_INSTANT, _instant, "2024-01-31T10:00:00Z, with its zone"),
-    "timestamp_ntz": _iso(_NTZ, datetime.fromisoformat, "2024-01-31T10:00:00, without a zone"),
+    "timestamp_ntz": _iso(_NTZ, _time_ntz, "2024-01-31T10:00:00, without a zone"),
     "day-time interval": _iso(_DURATION, _duration, "1 day, 2:03:04"),
     "binary": _iso(re.compile("([0-9a-fA-F]{2})*"), bytes.fromhex, "00ff: hexadecimal digits"),
     "struct": _struct,

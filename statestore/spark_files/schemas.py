@@ -13,10 +13,12 @@ StateSchemaCompatibilityChecker and SchemaHelper, releases 4.0 to 4.3.
 
 from __future__ import annotations
 
+import json
 import struct
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+from statestore.checkpoint.query_log import compact
 from statestore.codec.column_family import DEFAULT_FAMILY, ColumnFamily
 from statestore.core.errors import CorruptionError, IncompatibleError
 from statestore.core.json_fields import MalformedError, parse_fields, to_integer
@@ -24,6 +26,7 @@ from statestore.core.json_fields import MalformedError, parse_fields, to_integer
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+_OF_NULLS = ("nullable", "containsNull", "valueContainsNull")
 _MAX_CHUNKS = 1 << 16
 _CHUNK_CHARACTERS = 0xFFFF // 3
 """Of which each takes at most three bytes."""
@@ -138,12 +141,16 @@ def replace_schemas(data: bytes, path: str, families: Mapping[str, ColumnFamily]
     Args:
         data: The file; one of version 1 becomes one of version 2.
         path: Its name in errors.
-        families: The column families, by name; others stay as they are.
+        families: The column families, by name; others stay as they are. So do fields of the same
+            name and type: what Spark's driver says of their nulls a task does not know.
 
     Raises:
         CorruptionError, IncompatibleError: As `read_schemas`.
     """
     known = read_schemas(data, path)
+    families = {
+        of.name: _with_fields_of(of, families[of.name]) for of in known if of.name in families
+    }
     source = _Source(data)
     if source.text() != "v3":
         family = families.get(DEFAULT_FAMILY, known[0])
@@ -167,6 +174,32 @@ def replace_schemas(data: bytes, path: str, families: Mapping[str, ColumnFamily]
             found += [number, _chunks(schema)]
         found.append(rest)
     return b"".join(found)
+
+
+def _with_fields_of(before: ColumnFamily, now: ColumnFamily) -> ColumnFamily:
+    return replace(
+        now,
+        key_schema=_described(before.key_schema, now.key_schema),
+        value_schema=_described(before.value_schema, now.value_schema),
+    )
+
+
+def _described(before: str | None, now: str | None) -> str | None:
+    """Return a schema with the fields of another one that differ in nulls alone."""
+    if not before or not now:
+        return now
+    schema, known = json.loads(now), json.loads(before)["fields"]
+    fields = [
+        next((of for of in known if _but_for_nulls(of) == _but_for_nulls(field)), field)
+        for field in schema["fields"]
+    ]
+    return before if fields == known else compact({**schema, "fields": fields})
+
+
+def _but_for_nulls(described: Any) -> Any:
+    if isinstance(described, dict):
+        return {name: _but_for_nulls(of) for name, of in described.items() if name not in _OF_NULLS}
+    return [*map(_but_for_nulls, described)] if isinstance(described, list) else described
 
 
 def _text(text: str) -> bytes:

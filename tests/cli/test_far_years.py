@@ -83,7 +83,7 @@ def test_rows_of_far_years_are_deleted(made: str) -> None:
 
 def test_keys_of_far_years_are_in_the_report(made: str, tmp_path: Path) -> None:
     """Catches a checkpoint whose page cannot be had for one key."""
-    run("report", made, "-o", tmp_path / "page.html", "--deep")
+    run("report", made, "--to", tmp_path / "page.html", "--deep")
 
     assert FAR in (tmp_path / "page.html").read_text()
 
@@ -125,3 +125,28 @@ def test_keys_of_far_days_are_forgotten(tmp_path: Path) -> None:
 
     assert Checkpoint(query.path).rows().read().num_rows == 1
     run("forget", query.path, "--keys", keys, "--certificate", certificate, "--verify")
+
+
+@pytest.mark.parametrize("us", [253_402_329_599_000_000, -62_135_600_400_000_000])
+def test_times_of_a_year_more_or_less_are_given_as_they_are_printed(
+    tmp_path: Path, us: int
+) -> None:
+    """Catches the last second of 9999, which is of year 10000 in UTC, shown and then refused."""
+    query = MadeCheckpoint(
+        str(tmp_path / "query"), operators=(("stateStoreSave", (Seen(),)),), num_partitions=2
+    )
+    query.run_batch({us: us, NOW_US: NOW_US})
+    rows = json.loads(run("read", query.path, "--output", "json"))["rows"]
+    (shown,) = (at for row in rows if not (at := row["key"]["at"]).startswith("2023"))
+    find = ["inspect", query.path, "--find", json.dumps([shown])]
+    found = json.loads(run(*find, "--output", "json"))
+    assert [row["key"]["at"] for row in found["rows"]] == [shown]
+    for name in ("rows.json", "rows.csv"):
+        file = tmp_path / name
+        run("read", query.path, "--flatten", "--to", file)
+        run("edit", query.path, "--upsert", file, "--yes")
+        at = json.loads(run("read", query.path, "--output", "json"))["rows"]
+        assert sorted(map(str, at)) == sorted(map(str, rows))
+    run("read", query.path, "--column", "key.at", "--to", tmp_path / "keys.json")
+    run("edit", query.path, "--delete", tmp_path / "keys.json", "--all", "--yes")
+    assert json.loads(run("read", query.path, "--output", "json"))["rows"] == []

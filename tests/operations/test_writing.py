@@ -278,6 +278,70 @@ def test_columns_that_stay_keep_what_spark_says_of_them(tmp_path: Path, by: str)
     assert json.loads(family.value_schema or "") == described
 
 
+def test_structs_given_by_their_fields_stay_structs_when_the_schema_changes(tmp_path: Path) -> None:
+    """Catches a window that becomes two columns of the key, which Spark refuses."""
+    window = struct(start="timestamp", end="timestamp")
+    family = replace(
+        DEFAULT,
+        key_schema=schema_of({"window": window, "shop": "string"}),
+        value_schema=schema_of({"count": "long", "v": "variant"}),
+    )
+    path = write_checkpoint(tmp_path / "query", [{"default": {}}], families=(family,))
+    file = Path(path, "state", "0", "0", "_metadata", "schema")
+    file.parent.mkdir(parents=True)
+    file.write_bytes(write_schemas(family.key_schema or "", family.value_schema or ""))
+    times = pa.array([0, 1], pa.timestamp("us", "UTC"))
+    flat = pa.table(
+        {
+            "key.window.start": times,
+            "key.window.end": times,
+            "key.shop": ["a", "b"],
+            "value.count": [1, 2],
+            "value.v.metadata": pa.array([b"\1\0\0", None], pa.binary()),
+            "value.v.value": pa.array([b"\x0c\1", None], pa.binary()),
+            "value.max": [3, 4],
+        }
+    )
+
+    made = write_savepoint(
+        tmp_path / "new", like=Checkpoint(path), rows={0: flat}, change_schema=True
+    ).made
+
+    (store,) = made.inspect()
+    (found,) = store.column_families
+    assert str(found.key).startswith("struct<window: struct<start: timestamp[us, tz=UTC], end: ")
+    assert (
+        str(found.value)
+        == "struct<count: int64, v: struct<value: binary, metadata: binary>, max: int64>"
+    )
+    head = next(Path(made.uri, "state", "0", "0").glob("*.arrows"))
+    trailer = head.read_bytes()
+    assert b"variant" in trailer
+    assert made.rows().read(flatten=True).num_rows == 2
+
+
+def test_what_sparks_driver_says_of_nulls_stays(tmp_path: Path) -> None:
+    """Catches a query that Spark refuses: in a task fewer columns may be null."""
+    key, value = (json.loads(schema_of({name: "long"})) for name in ("k", "n"))
+    in_task = [json.loads(json.dumps(of).replace("true", "false")) for of in (key, value)]
+    family = replace(
+        DEFAULT, key_schema=json.dumps(in_task[0]), value_schema=json.dumps(in_task[1])
+    )
+    path = write_checkpoint(tmp_path / "query", [{"default": {}}], families=(family,))
+    file = Path(path, "state", "0", "0", "_metadata", "schema")
+    file.parent.mkdir(parents=True)
+    file.write_bytes(write_schemas(json.dumps(key), json.dumps(value)))
+    sql = "SELECT key, {'n': value.n, 'more': 1::BIGINT} AS value FROM state"
+
+    Checkpoint(path).transform(tmp_path / "new", {0: sql}, change_schema=True)
+
+    file = tmp_path / "new" / "state" / "0" / "0" / "_metadata" / "schema"
+    (found,) = read_schemas(file.read_bytes(), "")
+    assert json.loads(found.key_schema or "") == key
+    assert json.loads(found.value_schema or "")["fields"][:1] == value["fields"]
+    assert [of["name"] for of in json.loads(found.value_schema or "")["fields"]] == ["n", "more"]
+
+
 def test_variant_of_two_nulls_is_null_and_of_one_is_refused(tmp_path: Path) -> None:
     """Catches a variant without bytes, which nobody can read: SQL makes parts of a null one."""
     schema = schema_of({"v": "variant", "vs": array("variant")})
@@ -297,6 +361,11 @@ def test_variant_of_two_nulls_is_null_and_of_one_is_refused(tmp_path: Path) -> N
     assert "value.v.metadata" in flat.column_names
     again = write_savepoint(tmp_path / "of-fields", like=query, rows={0: flat}).made
     assert again.rows().read().sort_by("key")["value"].to_pylist() == expected
+    file = tmp_path / "flat.json"
+    typed = {"key.k": 1, "value.v.value": "0c01", "value.v.metadata": "010000", "value.vs": None}
+    file.write_text(json.dumps(typed))
+    of_file = write_savepoint(tmp_path / "of-file", like=query, rows={0: file}).made
+    assert of_file.rows().read()["value"].to_pylist() == [{"v": whole, "vs": None}]
 
     family = replace(family, value_schema=schema_of({"s": struct(a="long", v="variant")}))
     nested = write_checkpoint(tmp_path / "nested", [{"default": {}}], families=(family,))

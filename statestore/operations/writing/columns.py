@@ -15,6 +15,7 @@ from statestore.codec.key_encoding import encode_keys, encode_values
 from statestore.codec.partition_key import key_groups_of
 from statestore.codec.rows import MERGE, PUT, SCHEMA, from_numpy, split_for_blocks
 from statestore.codec.spark_types import (
+    VARIANT_PARTS,
     describe_field,
     describe_type,
     distinct_names,
@@ -211,13 +212,22 @@ def _assembled(found: dict[str, pa.Array[Any]], kind: SparkType) -> dict[str, pa
         inner = [path for path in found if path.startswith(prefix) and path not in struct.names]
         if part.kind in ("struct", "variant") and name not in found and inner:
             parts = {path[len(prefix) :]: found[path] for path in inner}
-            found = {path: found[path] for path in found if path not in inner}
             if part.kind == "struct":
                 parts = _assembled(parts, part)
                 if ordinal not in kind.never_null:
                     _require_some(parts, name)
+            if part.kind == "variant":
+                parts = {
+                    name: parts[name] for name in (*VARIANT_PARTS.names, *parts) if name in parts
+                }
             made = pa.StructArray.from_arrays(list(parts.values()), names=list(parts))
-            found[name] = made if part.kind == "struct" else null_where_parts_are(made)
+            whole = made if part.kind == "struct" else null_where_parts_are(made)
+            # In the place of its first field.
+            found = {
+                (name if path == inner[0] else path): whole if path == inner[0] else column
+                for path, column in found.items()
+                if path == inner[0] or path not in inner
+            }
     return found
 
 
@@ -284,6 +294,7 @@ def _schema_of(fields: dict[str, pa.Array[Any]], before: str | None) -> str | No
     if before is None:
         return None
     schema = parse_schema(before)
+    fields = _assembled(fields, schema)
     struct: Any = schema.arrow
     of_before = dict(zip(struct.names, json.loads(before)["fields"], strict=True))
     if not fields and all(map(_is_void, schema.types)):

@@ -371,6 +371,7 @@ def _decided(
         IncompatibleError: Rows cannot be routed by their keys.
     """
     check_target(destination, operation, version.checkpoint.uri)
+    version.check_sources()
     last = version.offsets[version.batch]
     if any(of.puts_expiries for of in rows):
         last = with_every_expiry_due(last)
@@ -399,7 +400,7 @@ def _schema_files(version: CommittedVersion, rows: list[FamilyRows]) -> dict[str
     if not changing:
         return {}
     # A later run of the query may have written others.
-    operators = read_operators(source.io, source.state_directory, max(version.offsets))
+    operators = read_operators(source.io, source.state_directory, version.batch)
     for of in changing:
         operator = operators[of.shape.operator]
         store = next(store for store in operator.stores if store.name == of.shape.name)

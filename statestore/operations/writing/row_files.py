@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from statestore.codec.key_bytes import key_type, value_type
 from statestore.codec.rows import to_numpy
+from statestore.codec.spark_types import VARIANT_PARTS
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.typed_text import MisfitError, parsed, value_of, value_of_text
 
@@ -323,6 +324,8 @@ def _type_at(name: str, kinds: dict[str, SparkType]) -> SparkType | None:
 
 
 def _field_type(kind: SparkType, path: str) -> SparkType | None:
+    if kind.kind == "variant":
+        kind = VARIANT_PARTS
     if kind.kind != "struct":
         return None
     struct: Any = kind.arrow
