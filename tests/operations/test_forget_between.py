@@ -150,7 +150,7 @@ class History:
             self.pending = None
             search = done.certificate.search
             assert search is not None
-            assert search.outcomes[0].verdict == "forgotten", search.describe()
+            assert search.outcomes[0].verdict == "forgotten", str(search)
 
     @staticmethod
     def _killed(*_: Any) -> None:

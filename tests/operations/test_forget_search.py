@@ -79,6 +79,23 @@ def of(name: str, *values: Any, kind: Any = None) -> Any:
         ),
         (pa.array([12345678]), of("sum", 12345678.0), [("value.sum", "found")]),
         (pa.array([True]), of("user_id", True), [("value.user_id", "found")]),
+        # What Python takes for a date or a number besides.
+        (pa.array([20240131]), of("day", date(2024, 1, 31)), []),
+        (pa.array(["1_234_567"]), of("sum", 1234567.0), []),
+        (pa.array(["infinity"]), of("sum", float("inf")), []),
+        # Which Arrow writes with an exponent.
+        *(
+            (
+                pa.array([number], kind),
+                of("user_id", number, kind=kind),
+                [("value.user_id", "found")],
+            )
+            for number, kind in (
+                (Decimal(0), pa.decimal128(38, 18)),
+                (Decimal("0.0000002"), pa.decimal128(20, 7)),
+                (Decimal("-0.00000025"), pa.decimal128(20, 10)),
+            )
+        ),
         # Depth.
         (
             pa.array([ANN]),

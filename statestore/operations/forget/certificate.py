@@ -50,6 +50,7 @@ NOT_REACHED = (
     "temporary files of commands that were killed, until the next command there removes them",
     "earlier versions and copies that the storage keeps, backups",
     "a key within other text, encrypted, hashed or compressed by the query itself",
+    "a number, and a text below four bytes, within a variant",
 )
 """Where a key may still be, which no search of the checkpoint sees."""
 
@@ -202,7 +203,7 @@ class Certificate:
             f"{format_count(len(self.versions_removed), 'version')}."
         ]
         if self.search is not None:
-            lines.append(self.search.describe())
+            lines.append(str(self.search))
         return "\n".join(lines)
 
     def __str__(self) -> str:

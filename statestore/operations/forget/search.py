@@ -24,7 +24,7 @@ from statestore.codec.key_bytes import decode_keys
 from statestore.codec.rows import from_numpy, rows_by_family
 from statestore.codec.sealed_file import map_file
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
-from statestore.core.text import format_bytes, format_count
+from statestore.core.text import Shown, format_bytes, format_count
 from statestore.operations.forget.elsewhere import Elsewhere
 from statestore.operations.forget.files import (
     below_root,
@@ -112,7 +112,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class KeySearch:
+class KeySearch(Shown):
     """The result of a search.
 
     Attributes:
@@ -146,8 +146,7 @@ class KeySearch:
         """Whether everything was searched, and no key found."""
         return all(outcome.verdict == "forgotten" for outcome in self.outcomes)
 
-    def describe(self) -> str:
-        """Return it in words."""
+    def __str__(self) -> str:
         searched = (
             f"{format_count(self.num_keys, 'key')} searched in "
             f"{format_count(self.num_files, 'file')}, {format_bytes(self.num_bytes)}, and "

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import date
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,6 +34,7 @@ MIN_DIGITS_OF_WORD = 3
 """Of a number that is looked for as a word of a log; shorter ones are in every log."""
 _NAMELESS = re.compile(r"field[0-9]+|_[0-9]+|key|value|element|userkey|groupingkey")
 """Names that Spark gives to columns of keys, whatever they were called."""
+_FLOAT = re.compile(r"-?([0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?|inf)")
 _NUMBER = re.compile(rb"-?[0-9]*\.?[0-9]*")
 _WEAK: tuple[Callable[[Any], bool], ...] = (
     pa.types.is_boolean,
@@ -193,7 +193,7 @@ class Values:
         if pa.types.is_string(kind) or pa.types.is_binary(kind):
             return self._of_bytes(self._texts, pa.binary())
         if pa.types.is_decimal(kind):
-            exact = (_at_scale(text, kind.scale) for text in self._texts)
+            exact = (_as_arrow_writes(text, kind) for text in self._texts)
             return self._of_bytes({one for one in exact if one is not None}, pa.string())
         for is_so, parse, dtype in _PARSED:
             if is_so(kind):
@@ -237,11 +237,7 @@ def _integer(text: str) -> int | None:
 
 
 def _days(text: str) -> int | None:
-    try:
-        return (date.fromisoformat(text) - date(1970, 1, 1)).days
-    except ValueError:
-        # Of a year that Python does not have; numpy takes other words as well.
-        day = np.datetime64(text, "D")
+    day = np.datetime64(text, "D")  # which takes other words as well
     days = int(day.astype(np.int64))
     return days if -(1 << 31) <= days < 1 << 31 and str(day) == text else None
 
@@ -252,23 +248,23 @@ def _micros(text: str) -> int | None:
     return int(np.datetime64(text, "us").astype(np.int64))
 
 
-def _at_scale(text: bytes, scale: int) -> bytes | None:
-    """Return the text that a decimal of a scale has, None where it has more digits."""
+def _as_arrow_writes(text: bytes, kind: Any) -> bytes | None:
+    """Return the text that a number has in a column of decimals, None where none of them is it."""
     try:
-        number = Decimal(text.decode())
+        number = Decimal(_decimal_text(Decimal(text.decode())).decode())
+        written = pa.array([number], kind).cast(pa.string())[0].as_py()
     except (ArithmeticError, ValueError):
         return None
-    if not number.is_finite():
-        return None
-    whole, _, fraction = format(number, "f").partition(".")
-    if scale <= 0 or len(fraction.rstrip("0")) > scale:
-        return whole.encode() if scale <= 0 and not fraction.strip("0") else None
-    return f"{whole}.{fraction.ljust(scale, '0')[:scale]}".encode()
+    return str(written).encode()
+
+
+def _float(text: str) -> float | None:
+    return float(text) if _FLOAT.fullmatch(text) else None
 
 
 _PARSED: tuple[tuple[Callable[[Any], bool], Callable[[str], Any], str], ...] = (
     (pa.types.is_integer, _integer, "i8"),
-    (pa.types.is_floating, float, "f8"),
+    (pa.types.is_floating, _float, "f8"),
     (pa.types.is_date, _days, "i4"),
     (pa.types.is_timestamp, _micros, "i8"),
     (pa.types.is_boolean, {"true": 1, "false": 0}.get, "i8"),
