@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from statestore.core.errors import InvalidArgumentError, NotFoundError
-from statestore.core.options import StateStoreOptions
+from statestore.core.options import PREFIX, StateStoreOptions, spark_conf
 from statestore.io.hadoop_process import HADOOP_PREFIXES, shared_process, use
 from statestore.io.local import temporary_directory
 from statestore.io.place import Place
@@ -18,6 +18,7 @@ from statestore.operations.checkpoint import find_checkpoints, open_checkpoint
 from statestore.spark.checkpoint_memory import checkpoint_memory
 from statestore.spark.connect import require_driver
 from statestore.spark.driver_files import DriverFiles
+from statestore.spark.driver_session import options_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -43,7 +44,7 @@ class Reach:
     Args:
         directory: A path, also relative or below `~`, or a URI.
         storage_options: Options of the query; keys of Spark's own are for Hadoop's file systems.
-        spark: The session whose driver this is.
+        spark: The session whose driver this is. Its options `s3.*` stand where none is given.
 
     Attributes:
         place: Where it is.
@@ -82,7 +83,9 @@ class Reach:
                 keys=", ".join(self.hadoop_conf),
                 to_fix="set these on the session, or leave the session out",
             )
-        options = StateStoreOptions.from_options(of_query)
+        of_session = options_of(spark) if spark is not None else {}
+        of_s3 = {key: of_session[key] for key in of_session if key.startswith(f"{PREFIX}s3.")}
+        options = StateStoreOptions.from_options({**of_s3, **spark_conf(of_query)})
         self.place = Place(absolute_uri(os.fspath(directory)), options)
         self.spark = spark
 

@@ -47,7 +47,6 @@ class Between:
         most: At most so many, `least` to 32768. Tasks for which there is no core wait.
         cool_down: From one change to the next at least, a timedelta or seconds, at least 1 s. So
             long the load has to be low before the number falls.
-        storage_options: Of the query, for its storage; see `Checkpoint`.
 
     Raises:
         InvalidArgumentError: A number or the duration is out of range.
@@ -59,14 +58,7 @@ class Between:
     at once, and the refusal is logged once.
     """
 
-    def __init__(
-        self,
-        least: int,
-        most: int,
-        *,
-        cool_down: Duration = 300.0,
-        storage_options: Mapping[str, object] | None = None,
-    ) -> None:
+    def __init__(self, least: int, most: int, *, cool_down: Duration = 300.0) -> None:
         check_range("least", least)
         check_range("most", most)
         if least > most:
@@ -78,7 +70,6 @@ class Between:
             )
         self._numbers = range(least, most + 1)
         self._cool_down_ms = require_duration("cool_down", cool_down)
-        self._storage_options = storage_options
 
     def __repr__(self) -> str:
         least, most = self._numbers[0], self._numbers[-1]
@@ -90,7 +81,7 @@ class Between:
         Args:
             clock: Measures the cool-down.
         """
-        return Scaling(self._numbers, self._cool_down_ms, self._storage_options, clock)
+        return Scaling(self._numbers, self._cool_down_ms, clock)
 
 
 class Scaling:
@@ -101,16 +92,9 @@ class Scaling:
         is_off: Whether the query is not scaled any more.
     """
 
-    def __init__(
-        self,
-        numbers: range,
-        cool_down_ms: int,
-        storage_options: Mapping[str, object] | None,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, numbers: range, cool_down_ms: int, clock: Clock) -> None:
         self._wanted = numbers
         self._cool_down_ms = cool_down_ms
-        self._storage_options = storage_options
         self.clock = clock
         self.is_off = False
         self._said: set[str] = set()
@@ -145,9 +129,7 @@ class Scaling:
                 value=asked,
                 to_fix="leave out the key, or `scale`",
             )
-        checkpoint = Checkpoint(
-            directory, storage_options=self._storage_options, spark=session_of(query)
-        )
+        checkpoint = Checkpoint(directory, spark=session_of(query))
         if self._scaler is not None:
             self._scaler.started(self.clock.elapsed_ms())
         return _Run(self, query, checkpoint, interval_ms).wait

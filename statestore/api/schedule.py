@@ -20,8 +20,6 @@ from statestore.operations.upkeep.retained_savepoints import Retention
 from statestore.spark.driver_session import checkpoint_of, session_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pyspark.sql.streaming.query import StreamingQuery
 
     from statestore.api.checkpoint import DirectoryLike
@@ -45,7 +43,6 @@ class Every:
         keep: As `Checkpoint.retain_savepoint`, and so are the others.
         max_age: Likewise.
         form: Likewise.
-        storage_options: Of the query, for its storage; see `Checkpoint`.
         clock: Measures the interval; the machine's when None.
 
     Raises:
@@ -67,7 +64,6 @@ class Every:
         keep: int = SAVEPOINTS_KEPT,
         max_age: Duration | None = None,
         form: SavepointForm = "canonical",
-        storage_options: Mapping[str, object] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.interval_ms = require_duration("interval", interval)
@@ -76,7 +72,6 @@ class Every:
         self._retention = Retention(keep, max_age, form)
         if not isinstance(destination, Directory):
             absolute_uri(os.fspath(destination))
-        self._storage_options = storage_options
         self._clock = clock or SystemClock()
 
     def __repr__(self) -> str:
@@ -139,11 +134,8 @@ class Every:
         )
 
         def follow(query: StreamingQuery) -> None:
-            checkpoint = Checkpoint(
-                checkpoint_of(query, "run(…, savepoints=…)", BY_HAND),
-                storage_options=self._storage_options,
-                spark=session_of(query),
-            )
+            directory = checkpoint_of(query, "run(…, savepoints=…)", BY_HAND)
+            checkpoint = Checkpoint(directory, spark=session_of(query))
             checkpoint._reach.with_new(self._destination)  # refused here, as by the constructor
             started[:] = [checkpoint]
             if thread.ident is None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from statestore.api.checkpoint import Checkpoint
+from statestore.core.durations import Duration, require_duration
 from statestore.operations.new_directory import check_target
 from statestore.operations.savepoint.savepoint import check_form, decide_savepoint
 from statestore.spark.batch_end import stop_after_batch
 from statestore.spark.driver_session import checkpoint_of, session_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pyspark.sql.streaming.query import StreamingQuery
 
     from statestore.api.checkpoint import DirectoryLike, Savepoint
@@ -30,20 +29,18 @@ def stop_with_savepoint(
     destination: DirectoryLike,
     *,
     form: SavepointForm = "canonical",
-    wait_s: float = 60.0,
-    storage_options: Mapping[str, object] | None = None,
+    wait: Duration = 60.0,
 ) -> Savepoint:
     """Stop a query between two batches and take a savepoint of its last committed one.
 
-    A batch that is still running after `wait_s` is interrupted: it is not in the savepoint's state,
+    A batch that is still running after `wait` is interrupted: it is not in the savepoint's state,
     but planned in it, and repeated with the same input by the query that is restored.
 
     Args:
         query: A running query of this driver, or one that has stopped.
         destination: Directory of the savepoint, which must not be there; as `Checkpoint.savepoint`.
         form: canonical or native; see `Checkpoint.savepoint`.
-        wait_s: Longest wait for the end of the batch that runs, in seconds.
-        storage_options: Of the query, for its storage; see `Checkpoint`.
+        wait: Longest wait for the end of the batch that runs, a timedelta or seconds.
 
     Returns:
         What was taken.
@@ -56,15 +53,13 @@ def stop_with_savepoint(
 
     Raises:
         InvalidArgumentError: The destination has files (kind checkpoint-exists); the query is one
-            of Spark Connect (kind spark-connect).
+            of Spark Connect (kind spark-connect); or `wait` is no duration.
         NotFoundError, IncompatibleError, CorruptionError, FencedError, StorageError: As
             `Checkpoint.savepoint`.
     """
-    checkpoint = Checkpoint(
-        checkpoint_of(query, "stop_with_savepoint", BY_HAND),
-        storage_options=storage_options,
-        spark=session_of(query),
-    )
+    wait_ms = require_duration("wait", wait, 0)
+    directory = checkpoint_of(query, "stop_with_savepoint", BY_HAND)
+    checkpoint = Checkpoint(directory, spark=session_of(query))
     reach, to = checkpoint._reach.with_new(destination)
     with reach.checkpoint() as found:
         # What is refused, or cannot be read, is told while the query runs.
@@ -73,5 +68,5 @@ def stop_with_savepoint(
         else:
             check_form(form)
             check_target(to.place, "savepoint", found.uri)
-    stop_after_batch(query, wait_s)
+    stop_after_batch(query, wait_ms / 1000)
     return checkpoint.savepoint(destination, form=form).made

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from statestore.core.errors import NotFoundError
+from statestore.core.options import BY_KEY, PREFIX
 from statestore.io.local import resolve_local_path
 from statestore.io.storage import scheme_of
 from statestore.spark.connect import require_driver
@@ -60,6 +61,15 @@ def session_of(query: StreamingQuery) -> SparkSession:
 
     session = query._jsq.sparkSession()  # noqa: SLF001
     return SparkSession(SparkSession.active().sparkContext, session)
+
+
+def options_of(spark: SparkSession) -> dict[str, str]:
+    """Return the options of this package that a session sets, by full key."""
+    return {
+        key: value
+        for key, value in spark.conf.getAll.items()
+        if key.startswith(PREFIX) and key.removeprefix(PREFIX) in BY_KEY
+    }
 
 
 @contextmanager

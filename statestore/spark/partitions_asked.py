@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from statestore.core.options import BY_KEY, PREFIX, StateStoreOptions
+from statestore.core.options import StateStoreOptions
 from statestore.io.hadoop_process import use
 from statestore.io.local import resolve_local_path
 from statestore.io.place import Place
@@ -16,10 +16,8 @@ from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.rescale.rescale import rescale
 from statestore.spark.checkpoint_memory import checkpoint_memory
 from statestore.spark.driver_files import DriverFiles
+from statestore.spark.driver_session import options_of
 from statestore.spark.failures import chain_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _log = logging.getLogger(__name__)
 _REFUSED = "io.statestore.PartitionsAskedException"
@@ -51,7 +49,8 @@ def rescale_as_asked(error: BaseException) -> bool:
         memory = cache(lambda: stack.enter_context(checkpoint_memory(session)))
         if scheme_of(directory) == "file":  # Hadoop's URI, which is not encoded
             directory = resolve_local_path(directory, is_encoded=False)
-        place = Place(directory, _options(session), memory=memory)
+        options = StateStoreOptions.from_spark_conf(options_of(session))
+        place = Place(directory, options, memory=memory)
         checkpoint = stack.enter_context(open_checkpoint(place))
         done = rescale(checkpoint, num_partitions, reason="the configuration asks for it")
     _log.warning("the query was rescaled before its start: %r", done)
@@ -65,13 +64,3 @@ def _refusal(error: BaseException) -> Any:
         if origin is not None and origin.getClass().getName() == _REFUSED:
             return origin
     return None
-
-
-def _options(session: SparkSession) -> StateStoreOptions:
-    """Return the options that a session sets."""
-    set_by_user = {
-        key: value
-        for key, value in session.conf.getAll.items()
-        if key.startswith(PREFIX) and key.removeprefix(PREFIX) in BY_KEY
-    }
-    return StateStoreOptions.from_spark_conf(set_by_user)
