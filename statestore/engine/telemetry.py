@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _FLUSH_S = 0.6
 """How long the end of an engine waits for a collector."""
+_SAY_AGAIN_S = 3600.0
 _NS = 1_000_000
 _SPAN = "commit"
 
@@ -99,6 +100,21 @@ class Telemetry:
             flushing.join(_FLUSH_S)
 
 
+_said: dict[str, float] = {}
+"""When each logger of the SDK's last said something, seconds."""
+
+
+def _is_new(record: logging.LogRecord) -> bool:
+    """Return whether to log a record: of the SDK, which says again and again what is away, few."""
+    if not record.name.startswith("opentelemetry"):
+        return True
+    before = _said.get(record.name)
+    if before is not None and record.created - before < _SAY_AGAIN_S:
+        return False
+    _said[record.name] = record.created
+    return True
+
+
 class _Sending:
     """The SDK's instruments.
 
@@ -118,10 +134,14 @@ class _Sending:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(_is_new)
         base = endpoint.rstrip("/")
+        told = str(Resource.create().attributes.get("service.name", "unknown_service"))
+        is_named = not told.startswith("unknown_service")
         resource = Resource.create(
             {
-                "service.name": "statestore",
+                "service.name": told if is_named else "statestore",
                 "service.version": __version__,
                 "host.name": os.uname().nodename,
                 "process.pid": os.getpid(),
