@@ -45,4 +45,4 @@ def tried_with_rows(folder, checkpoint_format):
     """Make a directory with both; return it, and the rows of the old and of the new."""
     folder.mkdir()
     ck, trial = tried(folder, checkpoint_format)
-    return folder, read_checkpoint(ck.uri), read_checkpoint(trial.checkpoint.uri)
+    return folder, read_checkpoint(ck.uri), read_checkpoint(trial.branch.uri)

@@ -84,7 +84,13 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
         },
         (Forget, Certificate, Fingerprints, FileRecord, KeySearch, Outcome, Hit),
     ),
-    "history": ({"entries": "a `HistoryEntry` each, newest first"}, (HistoryEntry,)),
+    "history": (
+        {
+            "entries": "a `HistoryEntry` each, newest first",
+            "more": "whether there are more than --limit",
+        },
+        (HistoryEntry,),
+    ),
     "inspect": (
         {
             "stores": "a `StoreDescription` each",
@@ -97,6 +103,7 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
     "list": (
         {
             "versions": "a `VersionInfo` each, newest first",
+            "more": "whether there are more than --limit",
             "savepoints": "with --savepoints: `uri` and `savepoint`, a `SavepointInfo`",
             "checkpoints": "of a directory with several, in place of all else: the fields of a "
             f"checkpoint each; {_UNREADABLE}",

@@ -19,6 +19,7 @@ from typing import (
 
 import pyarrow as pa
 
+from statestore.core.errors import InvalidArgumentError
 from statestore.core.text import format_cell, format_table, format_time
 
 if TYPE_CHECKING:
@@ -37,6 +38,20 @@ _TYPES: dict[type, pa.DataType] = {
 _MOST_LINES = 60
 _TIMES = ("committed_ms", "begun_ms", "done_ms", "created_ms")
 """Columns that are shown as times."""
+
+
+def check_limit(limit: int | None) -> None:
+    """Check how many a listing is to have.
+
+    Raises:
+        InvalidArgumentError: It is less than 1.
+    """
+    if limit is not None and limit < 1:
+        raise InvalidArgumentError(
+            "a listing has at least one entry",
+            limit=limit,
+            to_fix="give a number of at least 1, or None for all",
+        )
 
 
 def schema_of(kind: type) -> pa.Schema:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from statestore.core.errors import InvalidArgumentError
+from statestore.core.errors import require_several
 from statestore.operations.reading import diff as differences
 from statestore.operations.reading import inspection
 from statestore.operations.reading.changed_keys import most_changed_keys
@@ -110,12 +110,8 @@ class Rows:
         Arguments and errors as `read`; and `progress` is called with the rows read so far and the
         total, of all column families of the store.
         """
-        if isinstance(columns, str):
-            raise InvalidArgumentError(
-                "columns are several names",
-                columns=columns,
-                to_fix="give a list, also of one name: [column]",
-            )
+        if columns is not None:
+            require_several("columns", columns)
         selection = Selection(None if columns is None else tuple(columns), filter, flatten)
         with ExitStack() as stack:
             rows = rows_at(self._reach.enter(stack), self.name, self.version)

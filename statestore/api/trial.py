@@ -12,7 +12,12 @@ from statestore.api.checkpoint import Checkpoint
 from statestore.api.reaching import Reach
 from statestore.checkpoint.layout import is_temporary
 from statestore.checkpoint.query_log import read_bytes
-from statestore.core.errors import InvalidArgumentError, NotFoundError, StorageError
+from statestore.core.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    StateStoreError,
+    StorageError,
+)
 from statestore.core.text import Shown
 from statestore.io.local import temporary_directory
 from statestore.operations.in_use import require_directory_not_in_use
@@ -103,7 +108,10 @@ class Trial(Shown):
         return f"Trial({self.uri!r})"
 
     def __str__(self) -> str:
-        return str(self.result)
+        try:
+            return str(self.result)
+        except StateStoreError as error:
+            return f"{self!r}: {error}"
 
     @property
     def result(self) -> TrialReport:
@@ -117,8 +125,8 @@ class Trial(Shown):
         return self.result.is_same
 
     @property
-    def checkpoint(self) -> Checkpoint:
-        """The branch."""
+    def branch(self) -> Checkpoint:
+        """The branch: the state that the new code has made."""
         return Checkpoint._at(self._below(CHECKPOINT))
 
     def report(self, to: str | os.PathLike[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from statestore.api.reaching import Reach
 from statestore.api.trial import NEW, OLD, TRANSFORMED, Trial, uri_beside
 from statestore.checkpoint.layout import is_temporary
 from statestore.core.defaults import BATCHES_REPEATED
-from statestore.core.errors import InUseError, InvalidArgumentError
+from statestore.core.errors import InUseError, InvalidArgumentError, require_several
 from statestore.io.storage import is_same_directory
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.committed_version import find_version
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
     Job: TypeAlias = "str | os.PathLike[str] | Callable[[], object]"
 
+_log = logging.getLogger(__name__)
 _TRY = "try"
 _STDERR = 2
 
@@ -70,8 +72,8 @@ def try_job(
 
     The old query may run meanwhile. The new code reads what the old one read in the same batches,
     by the same offsets; its sink is not written, and its rows are kept in the trial instead. The
-    call may be repeated: it goes on with the batches that there are since, and compares anew; with
-    a job that has changed it begins anew.
+    call may be repeated: it goes on with the batches that there are since, and compares anew. Where
+    the job, its arguments, `against` or `rows` have changed it begins anew, and logs that.
 
     Args:
         checkpoint: Checkpoint of the old query.
@@ -82,8 +84,9 @@ def try_job(
         arguments: What the script is given.
         trial: Directory of the trial; beside the checkpoint, with `-trial` at the end of its name,
             when None.
-        batches: At most so many batches are repeated, the newest; fewer where older versions or
-            entries of the logs are gone, or an operation made a batch between.
+        batches: At most so many batches are repeated by a trial that begins, the newest; fewer
+            where older versions or entries of the logs are gone, or an operation made a batch
+            between.
         against: The old code, as `job`: it repeats the batches too, on a branch of its own, and its
             rows are compared. Without it those are that the file sink of the job has, and where it
             has another sink state alone is compared.
@@ -113,6 +116,8 @@ def try_job(
             unfinished-operation).
         CorruptionError, FencedError, StorageError: As `Directory`.
     """
+    for name, several in {"arguments": arguments, "ignore": ignore, "submit": submit}.items():
+        require_several(name, several)
     if batches < 1:
         raise InvalidArgumentError(
             "at least one batch is repeated", batches=batches, to_fix="give a number from 1"
@@ -136,7 +141,6 @@ def try_job(
             str(name): how if isinstance(how, str) else os.urandom(8).hex()
             for name, how in rows.items()
         },
-        "batches": batches,
     }
     attempt = _Attempt(it, ck, sides, asked)
     record = attempt.begin(rows, batches)
@@ -264,7 +268,13 @@ class _Attempt:
 
     def _goes_on(self, found: Record, old: OpenCheckpoint) -> bool:
         """Return whether a trial of the same code can go on with the batches there are since."""
-        if not State.BRANCHED <= found.state <= State.PROMOTING or self.asked != found.asked:
+        if not State.BRANCHED <= found.state <= State.PROMOTING:
+            return False
+        if any(found.asked.get(name) != of for name, of in self.asked.items()):
+            _log.warning(
+                "the trial in %s begins anew: it was of another job, arguments or rows",
+                self.trial.uri,
+            )
             return False
         needed = range(found.version, old.newest_version)
         own = first_version_of(old, len(needed)) if needed else found.version

@@ -290,14 +290,3 @@ def jar(spark: str | None) -> None:
       spark-submit --jars "$(statestore jar --spark 4.1)" query.py
     """  # noqa: D301 (click reads the backspace)
     click.echo(find_jar(spark=spark))
-
-
-@cli.command()
-def version() -> None:
-    """Print the version of the package.
-
-    \b
-    Example:
-      statestore version
-    """  # noqa: D301 (click reads the backspace)
-    click.echo(__version__)

@@ -19,7 +19,7 @@ Look at it, without Spark:
   statestore read {path} --limit 5
   statestore sql {path} \\
     "SELECT key.shop, sum(value.count) AS sold FROM state GROUP BY 1 ORDER BY 2 DESC"
-  statestore report {path} -o page.html
+  statestore report {path} --to page.html
   statestore ui {path}
 
 Change it: 8 state partitions, and back.

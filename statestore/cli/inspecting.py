@@ -133,7 +133,6 @@ def read(
     metavar="JSON",
     help='Show the rows of a key or of its first columns, as ["a", 3]; a window as [start, end].',
 )
-@_where_option
 @click.option(
     "--largest", metavar="N", type=click.IntRange(1), help="Show the N keys with the most bytes."
 )
@@ -154,7 +153,6 @@ def inspect(
     rows: str | None,
     version: int | None,
     key: str | None,
-    where: str | None,
     largest: int | None,
     most_changed: int | None,
     key_groups: bool,
@@ -165,33 +163,30 @@ def inspect(
     """Show operators, stores, schemas and row counts; or rows by key, or the largest keys.
 
     It lists every store with the addresses of its rows, and reads no row for that. Where the
-    columns in --find or --where decide on one state partition, only that one is read.
+    columns in --find decide on one state partition, only that one is read. Rows by a condition are
+    those of `statestore read --where`.
 
     \b
     statestore inspect /data/checkpoint
     statestore inspect /data/checkpoint --find '["user-17"]'
     statestore inspect /data/checkpoint --find '[["2024-01-31T12:00Z", "2024-01-31T13:00Z"], "x"]'
-    statestore inspect /data/checkpoint --where "shop = 'x'"
     statestore inspect /data/checkpoint --rows 1/clicks --largest 10
     statestore inspect /data/checkpoint --rows 1/clicks --most-changed 10
     statestore inspect /data/checkpoint --key-groups --output json
     """  # noqa: D301
     from statestore.api.checkpoint import Checkpoint
 
-    asked = (key is not None, where is not None, largest is not None, most_changed is not None)
-    if sum([*asked, key_groups]) > 1:
+    asked = (key is not None, largest is not None, most_changed is not None, key_groups)
+    if sum(asked) > 1:
         raise click.UsageError(
-            "--find, --where, --largest, --most-changed and --key-groups exclude each other"
+            "--find, --largest, --most-changed and --key-groups exclude each other"
         )
-    if key is None and where is None and is_given("limit"):
-        raise click.UsageError("--limit goes with --find or --where")
+    if key is None and is_given("limit"):
+        raise click.UsageError("--limit goes with --find")
     it = Checkpoint(checkpoint, storage_options=storage_options)
     of = it.rows(rows, version=version)
     if key is not None:
         print_rows(iter(of.find(_parse_key(key)).to_batches()), limit, output)
-    elif where is not None:
-        with closing(of.read_batches(filter=where)) as batches:
-            print_rows(batches, limit, output)
     elif largest is not None:
         print_rows(iter(of.largest(min(largest, sys.maxsize)).to_batches()), 0, output)
     elif most_changed is not None:
@@ -199,9 +194,7 @@ def inspect(
     elif key_groups:
         _print_key_groups(of.key_groups(), output)
     elif rows is not None:
-        raise click.UsageError(
-            "--rows goes with --find, --where, --largest, --most-changed or --key-groups"
-        )
+        raise click.UsageError("--rows goes with --find, --largest, --most-changed or --key-groups")
     else:
         _print_stores(it.inspect(version=version), output)
 

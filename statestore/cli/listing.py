@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -12,6 +12,7 @@ from statestore.cli.output import (
     checkpoints_below,
     command,
     is_given,
+    limit_of,
     output_option,
     print_json,
     print_table,
@@ -27,21 +28,17 @@ from statestore.core.text import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from statestore.api.checkpoint import Checkpoint, Savepoint
     from statestore.api.listing import Listing
     from statestore.operations.upkeep.survey import CheckpointInfo, VersionInfo
 
+Listed = TypeVar("Listed")
+
 _SHOWN = 200
 """Characters of an offset that are shown: that of a Kafka source names every partition."""
-_limit_option = click.option(
-    "--limit",
-    type=click.IntRange(1),
-    default=20,
-    show_default=True,
-    help="Show at most so many, the newest.",
-)
+_limit_option = limit_of("of the newest; 0 for all")
 
 
 @command("list")
@@ -88,17 +85,30 @@ def list_command(
         _list_checkpoints(checkpoint, several, output)
         return
     it = Checkpoint(checkpoint, storage_options=storage_options)
-    info, versions = it.info, it.versions(limit=limit)
+    info, (versions, more) = it.info, _newest(it.versions, limit)
     retained = None if savepoints is None else it.savepoints(savepoints)
     if output == "json":
         listed = [asdict(version) for version in versions]
-        found = [{"uri": one.uri, "savepoint": asdict(one.info)} for one in retained or ()]
-        print_json({**asdict(info), "versions": listed, "savepoints": found})
+        fields = {**asdict(info), "versions": listed, "more": more}
+        if retained is not None:
+            fields["savepoints"] = [
+                {"uri": one.uri, "savepoint": asdict(one.info)} for one in retained
+            ]
+        print_json(fields)
         return
     _print_info(info)
     _print_versions(versions)
+    if more:
+        click.echo(f"The {limit} newest. Use --limit to see more.")
     if savepoints is not None and retained is not None:
         _print_savepoints(retained, savepoints)
+
+
+def _newest(look: Callable[..., Listing[Listed]], limit: int) -> tuple[list[Listed], bool]:
+    """Return what is listed first, at most so many but for 0, and whether there is more."""
+    found = [*look(limit=limit + 1 if limit else None)]
+    shown = found[: limit or None]
+    return shown, len(shown) < len(found)
 
 
 def _in_format(info: CheckpointInfo) -> str:
@@ -123,13 +133,12 @@ def _print_info(info: CheckpointInfo) -> None:
         told = f"operator {operator.id}: {operator.name}, stores {stores}{variables}"
         click.echo(escape_controls(told))
     if info.uncommitted_batch is not None:
-        is_running = (
-            "is running" if info.is_running else "is planned and not committed: it runs again"
-        )
-        click.echo(f"batch {info.uncommitted_batch} {is_running}")
+        now = "is running" if info.is_running else "is planned and not committed"
+        again = ": it runs again" if info.is_running is False else ""
+        click.echo(f"batch {info.uncommitted_batch} {now}{again}")
 
 
-def _print_versions(versions: Listing[VersionInfo]) -> None:
+def _print_versions(versions: Sequence[VersionInfo]) -> None:
     columns = ["version", "batch", "kind", "made by", "partitions", "rows", "added", "full",
                "snapshots", "committed", "took"]  # fmt: skip
     rows: list[list[object]] = [
@@ -239,9 +248,10 @@ def history(checkpoint: str, limit: int, storage_options: dict[str, str], output
     """  # noqa: D301 (click reads the backspace)
     from statestore.api.checkpoint import Checkpoint
 
-    entries = Checkpoint(checkpoint, storage_options=storage_options).history(limit=limit)
+    it = Checkpoint(checkpoint, storage_options=storage_options)
+    entries, more = _newest(it.history, limit)
     if output == "json":
-        print_json({"entries": [asdict(entry) for entry in entries]})
+        print_json({"entries": [asdict(entry) for entry in entries], "more": more})
         return
     columns = ["at", "operation", "status", "from", "to", "by", "details"]
     rows: list[list[object]] = [
@@ -260,3 +270,5 @@ def history(checkpoint: str, limit: int, storage_options: dict[str, str], output
         print_table(columns, rows)
     else:
         click.echo("No operation has changed it.")
+    if more:
+        click.echo(f"The {limit} newest. Use --limit to see more.")

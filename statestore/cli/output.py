@@ -181,13 +181,18 @@ class DurationType(click.ParamType[timedelta]):
         return timedelta(**{self._UNITS[found[2]]: int(found[1])})
 
 
-limit_option = click.option(
-    "--limit",
-    type=click.IntRange(min=0),
-    default=20,
-    show_default=True,
-    help="Print at most so many rows; 0 for all, which memory has to hold.",
-)
+def limit_of(what: str, default: int = 20) -> Callable[[Command], Command]:
+    """Return the option `--limit` of a command that prints at most so many, or all of them."""
+    return click.option(
+        "--limit",
+        type=click.IntRange(min=0),
+        default=default,
+        show_default=True,
+        help=f"Print at most so many {what}.",
+    )
+
+
+limit_option = limit_of("rows; 0 for all, which memory has to hold")
 to_option = click.option(
     "--to",
     metavar="FILE",

@@ -17,6 +17,7 @@ from statestore.cli.output import (
     checkpoint_argument,
     checkpoints_below,
     command,
+    limit_of,
     output_option,
     print_json,
     storage_option,
@@ -34,13 +35,7 @@ if TYPE_CHECKING:
 
 _LOOPBACK = "127.0.0.1"
 
-_limit_option = click.option(
-    "--limit",
-    type=click.IntRange(1),
-    default=100,
-    show_default=True,
-    help="Show at most so many versions, the newest.",
-)
+_limit_option = limit_of("versions, the newest; 0 for all", 100)
 _deep_option = click.option(
     "--deep",
     is_flag=True,
@@ -57,8 +52,6 @@ _savepoints_option = click.option(
 @checkpoint_argument()
 @click.option(
     "--to",
-    "-o",
-    "to",
     metavar="FILE",
     help="HTML file to write, in place of one there; for several checkpoints, the directory of "
     "their pages.",
@@ -88,23 +81,23 @@ def report(
 
     \b
     Examples:
-      statestore report /data/checkpoint -o page.html
+      statestore report /data/checkpoint --to page.html
       statestore report /data/checkpoint --deep --output json
-      statestore report /data/pipeline-storage -o pages
+      statestore report /data/pipeline-storage --to pages
     """  # noqa: D301 (click reads the backspace)
     from statestore.api.checkpoint import Checkpoint
 
     if to is None and output == "text":
-        raise click.UsageError("say where to write the page: -o page.html; or --output json")
+        raise click.UsageError("say where to write the page: --to page.html; or --output json")
 
     def look(it: Checkpoint) -> Facts:
-        return it.report(limit=limit, deep=deep, savepoints=savepoints)
+        return it.report(limit=limit or None, deep=deep, savepoints=savepoints)
 
     if several := checkpoints_below(checkpoint, storage_options):
         _report_each(several, look, to, output)
         return
     it = Checkpoint(checkpoint, storage_options=storage_options)
-    facts = it.report(to, limit=limit, deep=deep, savepoints=savepoints)
+    facts = it.report(to, limit=limit or None, deep=deep, savepoints=savepoints)
     if output == "json":
         print_json(asdict(facts))
         return
@@ -204,7 +197,7 @@ def ui(
         with suppress(KeyboardInterrupt):
             serve(
                 found,
-                lambda it: it.report(limit=limit, deep=deep, savepoints=savepoints),
+                lambda it: it.report(limit=limit or None, deep=deep, savepoints=savepoints),
                 host=host,
                 port=port,
                 clock=SystemClock(),

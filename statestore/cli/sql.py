@@ -117,8 +117,8 @@ def sql(
     elif sql is not None:
         run(sql)
     elif sys.stdin.isatty():
-        if to is not None:
-            raise click.UsageError("--to goes with SQL")
+        if to is not None or output == "json" or not sys.stdout.isatty():
+            raise click.UsageError("give SQL: only a terminal has the shell, which prints text")
         _shell(run, lambda: _print_tables(it, others, output))
     else:
         run(sys.stdin.read())

@@ -95,8 +95,8 @@ def try_command(
 
     The rows are compared with those in the job's file sink, or with those of --against; the state
     with that of CHECKPOINT. The old query may run meanwhile. The same command goes on with its
-    trial, and begins anew where JOB has changed. Exit status 0: nothing that was compared differs;
-    1: something does.
+    trial, and begins anew where JOB, ARGUMENTS, --against or --sql have changed. Exit status 0:
+    nothing that was compared differs; 1: something does.
 
     \b
     Examples:

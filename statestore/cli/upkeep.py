@@ -140,8 +140,7 @@ def repair(
 @click.option(
     "--keep",
     type=click.IntRange(2),
-    default=2,
-    show_default=True,
+    required=True,
     help="Versions that stay loadable.",
 )
 @yes_option

@@ -335,7 +335,7 @@ def _verify(
         fields = {"is_forgotten": found.is_forgotten, "certificate_is_of_keys": is_of_keys}
         print_json({**fields, "search": found.fields()})
     else:
-        click.echo(escape_lines(found.describe()))
+        click.echo(escape_lines(str(found)))
     return 0 if found.is_forgotten and is_of_keys is not False else 1
 
 

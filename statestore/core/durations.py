@@ -25,19 +25,21 @@ def lasts(duration: Duration, least_ms: int) -> bool:
     return is_finite and duration_ms(duration) >= least_ms
 
 
-def require_duration(name: str, duration: Duration) -> int:
+def require_duration(name: str, duration: Duration, least_ms: int = 1000) -> int:
     """Return a duration of at least a second in milliseconds.
 
     Args:
         name: Its name in errors.
         duration: A timedelta, or seconds.
+        least_ms: The least, where it is not a second; 0 for one that may be none.
 
     Raises:
         InvalidArgumentError: It is shorter, not finite, or no duration.
     """
     is_one = isinstance(duration, timedelta | float | int) and not isinstance(duration, bool)
-    if not is_one or not lasts(duration, 1000):
+    if not is_one or not lasts(duration, least_ms):
         given: dict[str, Any] = {name: duration}
-        problem, to_fix = "this is no duration of at least a second", "give a timedelta, or seconds"
+        problem = f"this is no duration of at least {'a second' if least_ms else '0'}"
+        to_fix = "give a timedelta, or seconds"
         raise InvalidArgumentError(problem, to_fix=to_fix, **given)
     return duration_ms(duration)

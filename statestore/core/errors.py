@@ -19,6 +19,7 @@ Every error has a `kind` of KINDS (append-only, never renamed), `fields` with th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -135,6 +136,21 @@ class InvalidArgumentError(StateStoreError, ValueError):
     """An option or argument is out of range."""
 
     default_kind = "invalid-argument"
+
+
+def require_several(name: str, given: object) -> None:
+    """Check that a list is given where one is meant: a text is one of its letters.
+
+    Raises:
+        InvalidArgumentError: It is a text, or nothing to iterate over.
+    """
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        fields: dict[str, Any] = {name: given}
+        raise InvalidArgumentError(
+            "several are meant, and this is no list",
+            to_fix="give a list, also of one: [value]",
+            **fields,
+        )
 
 
 class NotFoundError(StateStoreError, LookupError):

@@ -103,7 +103,7 @@ def escape_lines(text: str) -> str:
 
 
 def format_cell(value: object) -> str:
-    """Return a value as a cell of a table: `-` for none, `yes` and `no`, numbers with commas.
+    """Return a value as a cell of a table: `-` for none, `yes` and `no`, numbers as they are.
 
     Control characters are escaped.
     """
@@ -111,8 +111,6 @@ def format_cell(value: object) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int) or _is_whole(value):
-        return f"{value:,}"
     return escape_controls(str(value))
 
 

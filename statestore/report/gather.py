@@ -59,7 +59,7 @@ _BYTES_A_SECOND = 100 << 20
 def gather(
     checkpoint: OpenCheckpoint,
     *,
-    num_versions: int = NUM_VERSIONS,
+    num_versions: int | None = NUM_VERSIONS,
     deep: bool = False,
     savepoints: str | None = None,
 ) -> Facts:
@@ -67,7 +67,7 @@ def gather(
 
     Args:
         checkpoint: The checkpoint.
-        num_versions: At most so many versions of the history, at least 1.
+        num_versions: At most so many versions of the history; None for all.
         deep: As `Directory.report`.
         savepoints: As `Directory.report`.
 

@@ -193,7 +193,7 @@ def _named_errors(to: str | os.PathLike[str]) -> Iterator[None]:
             "cannot write the page",
             file=str(to),
             reason=error.strerror or str(error),
-            to_fix="name a file in a directory that can be written to: -o FILE",
+            to_fix="name a file in a directory that can be written to: --to FILE",
         ) from error
 
 

@@ -206,7 +206,7 @@ def test_what_is_seen_has_a_text_and_html(path):
     with checkpoint.open_store() as store:
         shown = [
             checkpoint, checkpoint.versions(), checkpoint.inspect(), checkpoint.verify(),
-            checkpoint.expire(dry_run=True), checkpoint.rescale(4, dry_run=True), store,
+            checkpoint.expire(2, dry_run=True), checkpoint.rescale(4, dry_run=True), store,
             checkpoint.query,
         ]  # fmt: skip
         for what in shown:

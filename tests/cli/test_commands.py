@@ -32,7 +32,7 @@ from tools.json_reference import COMMANDS, attributes, fields, names_of
 
 def test_version_is_printed() -> None:
     """Catches a command line that reports another version than the package."""
-    result = CliRunner().invoke(cli, ["version"])
+    result = CliRunner().invoke(cli, ["--version"])
 
     assert (result.exit_code, result.output) == (0, f"{__version__}\n")
 
@@ -298,7 +298,7 @@ def test_json_is_what_the_reference_describes(tmp_path: Path) -> None:
         ["list", path],
         ["verify", path, "--deep"],
         ["repair", path],
-        ["expire", path],
+        ["expire", path, "--keep", "2"],
         ["compact", path],
         ["rescale", path, "--num-partitions", "4", "--yes"],
         ["rescale", path, "--undo"],
@@ -309,8 +309,8 @@ def test_json_is_what_the_reference_describes(tmp_path: Path) -> None:
         ["branch", path, f"{new}-branch"],
         ["inspect", typed],
         ["inspect", typed, *of, "--key-groups"],
-        ["inspect", typed, *of, "--where", "total = 1"],
         ["read", typed, *of],
+        ["read", typed, *of, "--where", "total = 1"],
         ["read", typed, *of, "--to", str(tmp_path / "rows.parquet")],
         ["sql", typed, 'SELECT * FROM "default"'],
         ["sql", typed, 'SELECT * FROM "default"', "--to", str(tmp_path / "rows.csv")],

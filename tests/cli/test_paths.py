@@ -146,13 +146,13 @@ def test_a_name_that_is_not_utf8_is_refused_and_stops_no_other(
         assert said in run(*words, exit_code=1)
     assert not Path(odd).exists()
     shutil.copytree(query.path, odd)
-    page = ["-o", tmp_path / "page.html"]
+    page = ["--to", tmp_path / "page.html"]
     for words in (["read", odd], ["report", odd, *page], ["restore", odd, tmp_path / "new"]):
         assert said in run(*words, exit_code=1)
     assert not (tmp_path / "new").exists()
     listed = json.loads(run("list", tmp_path, "--output", "json"))["checkpoints"]
     assert [said in one.get("problem", "") for one in listed] == [True, False]
-    run("report", tmp_path, "-o", tmp_path / "pages", "--output", "json")
+    run("report", tmp_path, "--to", tmp_path / "pages", "--output", "json")
     index = (tmp_path / "pages" / "index.html").read_text()
     assert "odd\\udcff" in index
     assert query.path in index

@@ -144,7 +144,7 @@ def test_report_has_a_page_for_each(storage, tmp_path):
     Path(uris(storage)[1], "offsets/0").write_text("damaged")
     pages = tmp_path / "pages"
 
-    result = run("report", storage, "-o", pages)
+    result = run("report", storage, "--to", pages)
 
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in pages.iterdir()) == ["0.html", "2.html", "index.html"]
@@ -202,7 +202,7 @@ def test_page_that_cannot_be_written_is_refused_before_state_is_read(
     checkpoint = storage if several else storage / FLOW / "0"
     monkeypatch.setattr("statestore.report.gather.gather", lambda *_, **__: pytest.fail("read"))
 
-    result = run("report", checkpoint, "--deep", "-o", tmp_path / "file" / "page.html")
+    result = run("report", checkpoint, "--deep", "--to", tmp_path / "file" / "page.html")
 
     assert result.exit_code == 1
     assert "cannot write the page" in result.output
@@ -212,7 +212,7 @@ def test_pages_of_a_file_are_refused(storage, tmp_path):
     """Catches a traceback where the directory of pages is a file."""
     (tmp_path / "pages").write_text("mine")
 
-    result = run("report", storage, "-o", tmp_path / "pages")
+    result = run("report", storage, "--to", tmp_path / "pages")
 
     assert result.exit_code == 1
     assert "cannot write the page" in result.output

@@ -52,7 +52,7 @@ def write(trial: Trial, **changes: object) -> Record:
 def test_promote_shows_its_plan_then_does_it(made: tuple[Checkpoint, Trial]) -> None:
     """Catches a checkpoint that is replaced unasked, and a command that does nothing."""
     ck, trial = made
-    old, new = read_checkpoint(ck.uri), read_checkpoint(trial.checkpoint.uri)
+    old, new = read_checkpoint(ck.uri), read_checkpoint(trial.branch.uri)
 
     status, plan = run("promote", trial.uri)
     assert (status, read_checkpoint(ck.uri)) == (0, old)

@@ -65,24 +65,26 @@ def test_plan_of_a_rescale_is_shown_while_the_query_runs(running):
         at(running.path, clock=ManualClock()).rescale(3)
 
 
-@pytest.mark.parametrize("operation", ["expire", "compact", "repair"])
-def test_plans_of_upkeep_are_shown_while_the_query_runs(running, operation):
+@pytest.mark.parametrize(
+    ("operation", "arguments"), [("expire", [2]), ("compact", []), ("repair", [])]
+)
+def test_plans_of_upkeep_are_shown_while_the_query_runs(running, operation, arguments):
     """Catches a plan, which reads only, that wants the query stopped."""
-    assert str(getattr(Checkpoint(running.path), operation)(dry_run=True))
+    assert str(getattr(Checkpoint(running.path), operation)(*arguments, dry_run=True))
 
 
 def test_batch_under_way_is_told_from_one_that_runs_again(running, tmp_path):
     """Catches a running batch that is said to run again."""
     assert "batch 2 is running" in run("list", running.path)[1]
     page = tmp_path / "page.html"
-    run("report", running.path, "-o", page)
+    run("report", running.path, "--to", page)
     assert re.search('data-live="state">running<', page.read_text())
     assert re.search('data-live="batch">2 for [0-9]', page.read_text())
 
     for lease in Path(running.path).rglob("query-*.json"):
         lease.unlink()
     assert "batch 2 is planned and not committed: it runs again" in run("list", running.path)[1]
-    run("report", running.path, "-o", page)
+    run("report", running.path, "--to", page)
     assert re.search('data-live="batch">2, runs again<', page.read_text())
 
 

@@ -256,7 +256,7 @@ def test_trial_that_is_killed_while_it_begins_or_goes_is_begun_or_gone(made, tmp
                     try_job(world.root / "checkpoint", world.root / "job.py", trial=trial)
                 it = Trial(trial)
                 assert it.result.state == "branched"
-                assert it.checkpoint.verify(deep=True).findings == ()
+                assert it.branch.verify(deep=True).findings == ()
                 it.drop()
             elif trial.exists():
                 Trial(trial).drop()

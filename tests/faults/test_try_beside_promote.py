@@ -149,7 +149,7 @@ def test_trial_whose_record_lost_the_savepoint_is_not_dropped(made, tmp_path):
     for dry_run in (True, False):
         with pytest.raises(InvalidArgumentError, match=r"unfinished-operation.*field savepoint"):
             world.trial.drop(dry_run=dry_run)
-    assert world.trial.checkpoint.verify(deep=True).findings == ()
+    assert world.trial.branch.verify(deep=True).findings == ()
     write_record(io, directory, record, state=State.RUN)
     with suppress(InvalidArgumentError):
         Trial(world.root / "trial").promote()

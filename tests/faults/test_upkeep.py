@@ -329,6 +329,8 @@ def test_list_and_verify_agree_on_what_random_upkeep_has_left(tmp_path, seed):
         ("4_x.snapshot", ["6.delta"], True),
         ("5_x.snapshot", ["6.delta"], False),
         ("5_x.snapshot", ["6.delta", "5_y.snapshot"], True),
+        ("5_x.snapshot", ["6.delta", "6_y.snapshot"], True),
+        ("5_x.snapshot", ["6.delta", "7_y.snapshot"], False),
         ("5_x.snapshot", ["5.delta", "6.delta"], False),
         ("5.delta", [], True),
     ],

@@ -101,7 +101,6 @@ def users_of(path: str) -> list[Any]:
         ["edit", "--yes", "--where"],
         ["forget", "--yes", "--where"],
         ["read", "--where"],
-        ["inspect", "--where"],
     ],
     ids=lambda command: command[0],
 )

@@ -17,6 +17,7 @@ from statestore.checkpoint.history import Event, append
 from statestore.checkpoint.layout import history_path
 from statestore.cli.commands import cli
 from statestore.core.clock import ManualClock
+from statestore.core.errors import InvalidArgumentError
 from statestore.core.ids import RandomIds
 from statestore.core.version import WRITER
 from statestore.io.local import LocalFileIO
@@ -76,6 +77,10 @@ def test_history_says_who_did_what_when(made):
     certificate = by_name["forget"].result["certificate"]
     assert (certificate["status"], certificate["num_rows"]) == ("complete", 1)
     assert len(Checkpoint(made.path).history(limit=1)) == 1
+    for asked in (Checkpoint(made.path).history, Checkpoint(made.path).versions):
+        for limit in (0, -1):
+            with pytest.raises(InvalidArgumentError, match=f"limit={limit}"):
+                asked(limit=limit)
 
 
 def test_directories_that_operations_make_begin_with_what_made_them(made, tmp_path):

@@ -239,6 +239,7 @@ def test_nobody_knows_whether_a_query_of_sparks_own_runs(name):
     """Catches a query that is said to be stopped because it has no lease."""
     found = Checkpoint(SPARK / name / "checkpoint").query
     assert (found.is_running, found.name) == (None, None)
+    assert Checkpoint(SPARK / name / "checkpoint").info.is_running is None
     assert found.newest_version > 0
     assert found.position is not None
 

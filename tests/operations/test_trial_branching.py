@@ -50,7 +50,7 @@ def test_branch_has_a_query_id_of_its_own(tmp_path: Path, rows: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="ended before its time"):
         try_job(query.path, job, rows=rows, trial=trial, batches=1, submit=["false"])
 
-    assert Trial(trial).checkpoint.info.query_id not in (None, QUERY_ID)
+    assert Trial(trial).branch.info.query_id not in (None, QUERY_ID)
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,6 @@ def test_commands_run_on_the_oldest_packages_that_are_allowed(wheel: Path, tmp_p
         ["list", checkpoint],
         ["verify", "--deep", checkpoint],
         ["sql", checkpoint, "SELECT key, value FROM state"],
-        ["report", checkpoint, "-o", tmp_path / "page.html"],
+        ["report", checkpoint, "--to", tmp_path / "page.html"],
     ):
         assert run(environment / "bin" / "statestore", command, *arguments, cwd=tmp_path)

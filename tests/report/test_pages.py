@@ -71,7 +71,7 @@ class Cells(HTMLParser):
 def test_numbers_are_those_of_list(made, tmp_path):
     """Catches a page that counts for itself, and counts otherwise."""
     page = tmp_path / "page.html"
-    run("report", made.path, "-o", page)
+    run("report", made.path, "--to", page)
     listed = json.loads(run("list", made.path, "--output", "json"))
     told = json.loads(run("report", made.path, "--output", "json"))
 
@@ -92,7 +92,7 @@ def test_a_page_is_replaced_when_it_is_whole(made, tmp_path):
     page.chmod(0o600)
     before.hardlink_to(page)
 
-    run("report", made.path, "-o", page)
+    run("report", made.path, "--to", page)
 
     assert before.stat().st_size == len("before")
     assert page.read_text()[-20:].endswith("</html>")
@@ -102,7 +102,7 @@ def test_a_page_is_replaced_when_it_is_whole(made, tmp_path):
 
 def test_a_page_goes_into_a_pipe(made):
     """Catches a pipe that is taken for a file to replace."""
-    command = [sys.executable, "-m", "statestore.cli", "report", made.path, "-o", "/dev/stdout"]
+    command = [sys.executable, "-m", "statestore.cli", "report", made.path, "--to", "/dev/stdout"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
 
     told = done.stdout.rpartition("</html>")[2]
@@ -143,7 +143,7 @@ def dom(page, tmp_path):
 def test_browser_draws_every_chart_without_an_error(made, tmp_path):
     """Catches a script that fails where no test of text sees it."""
     page = tmp_path / "page.html"
-    run("report", made.path, "-o", page)
+    run("report", made.path, "--to", page)
 
     shown = dom(page, tmp_path)
 
@@ -160,7 +160,7 @@ def test_page_needs_nothing_from_elsewhere_and_text_stays_text(tmp_path):
     made = MadeCheckpoint(str(tmp_path / "<script>alert(1)<"), tmp_path / "scratch")
     made.run_batch({1: 1})
     page = tmp_path / "page.html"
-    run("report", made.path, "-o", page)
+    run("report", made.path, "--to", page)
 
     text = page.read_text().replace(CHARTS.read_text(), "")
     assert "<script>alert(1)" not in text
@@ -176,14 +176,14 @@ def test_branches_are_shown_where_they_began_and_of_what_they_are(made, tmp_path
     run("branch", others / "later", others / "of-branch")
     page = tmp_path / "page.html"
 
-    run("report", made.path, "--savepoints", others, "-o", page)
+    run("report", made.path, "--savepoints", others, "--to", page)
     rows = [row for row in Cells(page.read_text()).rows["retained"] if row]
     assert rows == [[f"{others}/early", "5"], [f"{others}/later", "6"]]
 
     told = json.loads(run("list", others / "early", "--output", "json"))
     origin = json.loads(Path(made.path, "metadata").read_text())["id"]
     assert told["branch_of"] == {"checkpoint": made.path, "query_id": origin, "version": 5}
-    run("report", others / "early", "-o", page)
+    run("report", others / "early", "--to", page)
     assert f"version\n5 of {made.path}" in page.read_text()
     assert "branch_of" in (others / "of-branch" / "metadata").read_text()
 
@@ -193,7 +193,7 @@ def test_checkpoints_of_spark_have_pages_too(name, tmp_path):
     """Catches what a page takes for granted, and only this package's checkpoints have."""
     path = SPARK / name / "checkpoint"
     page = tmp_path / "page.html"
-    run("report", path, "-o", page)
+    run("report", path, "--to", page)
 
     told = json.loads(run("report", path, "--output", "json"))
     assert told["backend"] in ("spark-hdfs", "spark-rocksdb")
@@ -222,13 +222,13 @@ def test_versions_of_spark_add_only_what_the_one_before_has_not(tmp_path):
 def test_chart_without_data_says_why(made, tmp_path):
     """Catches axes and a legend around nothing."""
     page = tmp_path / "page.html"
-    run("report", SPARK / "rocksdb-no-changelog" / "checkpoint", "-o", page)
+    run("report", SPARK / "rocksdb-no-changelog" / "checkpoint", "--to", page)
     assert "Checkpoints of Spark's own providers have no commit times" in html.unescape(
         page.read_text()
     )
     run("savepoint", made.path, tmp_path / "savepoint")
     run("restore", tmp_path / "savepoint", tmp_path / "restored")
-    run("report", tmp_path / "restored", "-o", page)
+    run("report", tmp_path / "restored", "--to", page)
     assert "No commit times yet" in page.read_text()
     for name in ("commits", "phases"):
         assert f'data-chart="{name}"' not in page.read_text()
@@ -241,7 +241,7 @@ def test_expired_versions_have_no_size(tmp_path):
         query.run_batch({f"more {number}": number}, snapshot=number == 2)
     at(query.path, options=NOW).expire(2)
     page = tmp_path / "page.html"
-    run("report", query.path, "-o", page)
+    run("report", query.path, "--to", page)
 
     rows = [row for row in Cells(page.read_text()).rows["versions"] if row]
     expired = [row for row in rows if row[2] == "expired"]
@@ -258,7 +258,7 @@ def test_damage_is_shown_with_the_command_that_helps(made, tmp_path):
     flip(newest, offset=-30)
 
     page = tmp_path / "page.html"
-    text = run("report", made.path, "-o", page)
+    text = run("report", made.path, "--to", page)
 
     assert f"statestore repair {made.path}" in text
     assert newest.name in page.read_text()
@@ -274,7 +274,7 @@ def test_page_says_what_it_did_not_check(made, tmp_path):
     flip(damaged)
     page = tmp_path / "page.html"
 
-    printed = run("report", made.path, "-o", page)
+    printed = run("report", made.path, "--to", page)
     told = json.loads(run("report", made.path, "--output", "json"))
 
     assert (told["advice"], told["is_deep"]) == ([], False)
@@ -282,7 +282,7 @@ def test_page_says_what_it_did_not_check(made, tmp_path):
         assert "rows were not checked: --deep does that" in text
         assert "is whole" not in text
 
-    printed = run("report", made.path, "--deep", "-o", page)
+    printed = run("report", made.path, "--deep", "--to", page)
     findings = [row for row in Cells(page.read_text()).rows["findings"] if row]
 
     assert {row[2] for row in findings} == {"3"}
@@ -294,5 +294,5 @@ def test_page_says_what_it_did_not_check(made, tmp_path):
     for number in (1, 2):
         fresh = MadeCheckpoint(str(tmp_path / f"fresh-{number}"), tmp_path / "scratch")
         fresh.run_batch({1: 1})
-        printed = run("report", fresh.path, "-o", page, *["--deep"] * (number - 1))
+        printed = run("report", fresh.path, "--to", page, *["--deep"] * (number - 1))
         assert ("every row of the newest version was checked" in printed) == (number == 2)

@@ -264,7 +264,7 @@ def _struct_literal(
             "a value has not the fields of its key column",
             column=name,
             fields=", ".join(names),
-            to_fix="give each of these fields; to find rows by one of them, use --where",
+            to_fix="give each of these fields; `statestore read --where` finds rows by one of them",
         )
     values = [value[field] for field in names] if isinstance(value, dict) else value
     columns = [

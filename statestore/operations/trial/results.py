@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from statestore.core.text import format_fields, format_table
+from statestore.core.text import Shown, format_fields, format_table
 from statestore.operations.result import Change, Result
 from statestore.operations.trial.record import State
 
@@ -17,7 +17,7 @@ _WIDTH = 300
 
 
 @dataclass(frozen=True, slots=True)
-class TrialReport:
+class TrialReport(Shown):
     """A trial at a glance.
 
     Attributes:

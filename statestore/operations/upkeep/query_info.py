@@ -65,8 +65,9 @@ class InputRates:
         input_rows_per_second: Rows that come, by the time from batch to batch; None where unknown.
         processed_rows_per_second: Rows that the batch took, by the time that it took; None as well.
         known_by: `progress` where the driver of a running query says so, in its lease; `offsets`
-            where they were counted from the offset log, which is exact for rows, but for those of
-            a topic or partition in its first batch, and as exact for times as clocks agree.
+            where they were counted from the offset log: by offsets, of which transactions and
+            compaction make more than rows, and without those of a topic or partition in its first
+            batch. Times are as exact as clocks agree.
     """
 
     batch: int

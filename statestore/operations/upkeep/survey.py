@@ -108,8 +108,8 @@ class CheckpointInfo:
             those in the directories of the newest version.
         pinned_versions: Versions that a reader holds back from retention now, oldest first.
         branch_of: What it is a branch of; None where it is none.
-        is_running: Whether a query holds a lease on it; of Spark's own providers nobody knows, and
-            it is false.
+        is_running: Whether a query holds a lease on it; None where nobody knows: Spark's own
+            providers have none.
         query_id: ID of the query; None of a savepoint, and where it was lost.
         query_name: Its name, which only its driver knows: None where none runs, or it has none.
         position: How far the query has read; None before its first batch is committed.
@@ -126,7 +126,7 @@ class CheckpointInfo:
     stored_bytes: int
     pinned_versions: tuple[int, ...]
     branch_of: BranchOrigin | None = None
-    is_running: bool = False
+    is_running: bool | None = None
     query_id: str | None = None
     query_name: str | None = None
     position: InputPosition | None = None
@@ -179,7 +179,7 @@ def _describe_files(
         stored_bytes=sum(size for _, size in _state_files(checkpoint, names)),
         pinned_versions=tuple(sorted(pins)),
         branch_of=read_branch_origin(checkpoint.io, checkpoint.path),
-        is_running=users.is_query_running,
+        is_running=users.is_query_running if checkpoint.kept_by not in SPARK_PROVIDERS else None,
         query_id=checkpoint.query_id,
         query_name=users.progress.name if users.progress else None,
         position=find_position(checkpoint),

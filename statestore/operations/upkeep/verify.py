@@ -35,6 +35,7 @@ from statestore.core.errors import (
     IncompatibleError,
     NotFoundError,
     StateStoreError,
+    require_several,
 )
 from statestore.core.providers import SPARK_PROVIDERS
 from statestore.io.local import named_errors
@@ -92,6 +93,8 @@ def verify(
     verifier = _Verifier(checkpoint, deep=deep, skips_expired=versions == "all")
     if versions == "all":
         versions = (batch + 1 for batch in checkpoint.done_batches)
+    elif versions is not None:
+        require_several("versions", versions)
     wanted = {checkpoint.newest_version} - {0} if versions is None else {*versions}
     for version in wanted:
         check_committed(checkpoint, version)

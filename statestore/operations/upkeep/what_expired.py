@@ -58,7 +58,8 @@ def is_let_go(ref: FileRef, names: Iterable[str]) -> bool:
         return True
     if ref.kind == "delta":
         return ref.version < oldest
-    # Its version needs no delta that is left. The one after it goes on from another summary.
+    # Its version needs no delta that is left. The next version goes on from another summary of it,
+    # or from one of its own.
     return ref.version < oldest and any(
-        name.version == ref.version and name.kind != "delta" for name in found
+        name.version in (ref.version, oldest) and name.kind != "delta" for name in found
     )
