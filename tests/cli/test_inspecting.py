@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from statestore.cli.commands import cli
 from statestore.codec.column_family import ColumnFamily
-from tests.checkpoints import DEFAULT, contents, write_checkpoint
+from tests.checkpoints import DEFAULT, contents, make_query, write_checkpoint
 
 VERSIONS = [
     {
@@ -192,6 +192,18 @@ def test_window_keys_are_found_as_they_are_printed(tmp_path, key, expected):
     rows = _json("inspect", path, "--find", key)["rows"]
 
     assert {row["value"]["note"] for row in rows} == expected
+
+
+def test_listings_say_that_there_is_more(tmp_path):
+    """Catches an audit trail of twenty lines that is taken for the whole."""
+    path = make_query(tmp_path / "query", 5).path
+    shown = _json("list", path, "--limit", 2)
+    assert ([one["version"] for one in shown["versions"]], shown["more"]) == ([5, 4], True)
+    assert "savepoints" not in shown
+    assert "The 2 newest" in _run("list", path, "--limit", 2)
+    every = _json("list", path, "--limit", 0)
+    assert (len(every["versions"]), every["more"]) == (5, False)
+    assert _json("history", path)["more"] is False
 
 
 @pytest.mark.parametrize("key", ['[["1970-01-01T00:00Z"]]', '[{"start": "1970-01-01T00:00Z"}]'])

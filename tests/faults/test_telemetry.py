@@ -28,7 +28,7 @@ def value(metric):
 
 @pytest.mark.parametrize("make", [Shim, RocksDBShim])
 def test_every_metric_of_the_page_and_a_trace_of_each_commit_reach_a_collector(
-    tmp_path, collector, make
+    tmp_path, collector, make, monkeypatch
 ):
     """Catches a metric that only JMX has, times of a trace that are none of its commit.
 
@@ -50,10 +50,15 @@ def test_every_metric_of_the_page_and_a_trace_of_each_commit_reach_a_collector(
         assert engine.call("load", **shim.load())["num_keys"] == 3
         assert engine.end_stdin() == 0
     metrics = dict(collector.metrics)
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "orders")
+    resources = [*collector.resources]
     with EngineProcess(shim.scratch) as repeated:
         delta.write_bytes(written)
         assert repeated.call("commit", **request)["checkpoint_id"] == reply["checkpoint_id"]
         assert repeated.end_stdin() == 0
+    named = collector.resources[len(resources) :]
+    collector.resources[len(resources) :] = []
+    assert {of["service.name"] for of in named} == {"orders"}
 
     assert metrics.keys() == named_by_docs()
     found = {name.partition(".")[2]: value(of) for name, of in metrics.items()}
@@ -62,8 +67,8 @@ def test_every_metric_of_the_page_and_a_trace_of_each_commit_reach_a_collector(
     assert (found["engines_running"], found["engine_restarts"]) == (1, 1)
     assert found["storage_puts"] >= 3
     assert found["engine_rss_bytes"] > 1 << 20
+    assert {of["service.name"] for of in collector.resources} == {"statestore"}
     (resource, *_) = collector.resources
-    assert resource["service.name"] == "statestore"
     assert (resource["spark.app.id"], resource["spark.executor.id"]) == ("app-1", "7")
 
     commits = [span for span in collector.spans if span.name == "commit"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from random import Random
@@ -291,3 +292,24 @@ def test_marks_of_operations_in_a_row_go_with_a_copy(tmp_path):
         assert [is_of_operation(made, batch) for batch in (2, 3, 4, 5)] == [False, *[True] * 3]
     assert read_rows(tmp_path / "new") == query.expected()
     assert Checkpoint(tmp_path / "new").verify(deep=True).findings == ()
+
+
+def test_metadata_that_a_next_run_writes_meanwhile_is_not_copied(tmp_path, copy):
+    """Catches a copy whose metadata names a state schema that it has not, and never starts."""
+    path = copy("rocksdb-ids-variables")
+    newest = Checkpoint(path).info.newest_version
+    shutil.copy(path / "offsets" / str(newest - 1), path / "offsets" / str(newest))
+    metadata = path / "state/0/_metadata/v2"
+
+    def begin_next_batch(*_):
+        last = max(metadata.glob("[0-9]*"), key=lambda file: int(file.name)).read_text()
+        text = re.sub(r"_stateSchema/default/[^\"]+", f"_stateSchema/default/{newest}_x", last)
+        (metadata / str(newest)).write_text(text)
+        (path / f"state/0/_stateSchema/default/{newest}_x").write_text("")
+
+    made = at(str(path), options=OPTIONS).restore(tmp_path / "new", progress=begin_next_batch)
+
+    assert (metadata / str(newest)).exists()
+    assert not (tmp_path / "new/state/0/_metadata/v2" / str(newest)).exists()
+    assert made.made.verify(deep=True).findings == ()
+    at(tmp_path / "new", options=OPTIONS).restore(tmp_path / "again")

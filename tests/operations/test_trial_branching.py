@@ -53,6 +53,24 @@ def test_branch_has_a_query_id_of_its_own(tmp_path: Path, rows: Any) -> None:
     assert Trial(trial).branch.info.query_id not in (None, QUERY_ID)
 
 
+@pytest.mark.parametrize("name", ["arguments", "ignore", "submit"])
+def test_a_text_where_several_are_meant_is_refused_before_anything_runs(
+    tmp_path: Path, name: str
+) -> None:
+    """Catches the letters of a text, each as a word of its own."""
+    given: Any = {name: "spark-submit --master yarn"}
+    with pytest.raises(InvalidArgumentError, match=f"{name}='spark-submit"):
+        try_job(tmp_path / "query", tmp_path / "job.py", **given)
+
+
+def test_a_trial_that_is_gone_shows_why(tmp_path: Path) -> None:
+    """Catches a notebook that ends in a traceback where its last word is a trial."""
+    trial = Trial(tmp_path / "gone")
+    assert "gone" in repr(trial)
+    assert "there is no trial" in str(trial)
+    assert "there is no trial" in trial._repr_html_()
+
+
 @pytest.mark.parametrize(
     ("location", "scheme"), [("s3a://b/ck", "s3a"), ("s3://b/ck", "s3"), ("hdfs://n/ck", "s3a")]
 )

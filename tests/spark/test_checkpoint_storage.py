@@ -17,7 +17,7 @@ from statestore import Checkpoint, NoRestart
 from tests.s3_server import REGION, WRONG_KEY
 
 from .conftest import BODY, MakeLane, state_in_files
-from .harness import HDFS, NUM_PARTITIONS, STATE_STORE, Lane, assert_same, run_plan
+from .harness import HDFS, NUM_PARTITIONS, STATE_STORE, Lane, assert_same, run_plan, wait_for
 from .queries import AGGREGATION, JOIN, one_input, two_inputs
 
 pytestmark = pytest.mark.ours
@@ -169,6 +169,30 @@ def test_wrong_settings_are_refused_by_name_and_leave_no_mark(
 
     assert_same(reference, lane)
     assert SECRET not in (application_root / "spark.log").read_text()
+
+
+@state_in_files
+def test_savepoint_of_a_running_query_has_the_options_of_its_session(
+    make_lane: MakeLane, conf: dict[str, str], bucket: str
+) -> None:
+    """Catches savepoints beside a query that know nothing of the endpoint that it was given."""
+    query = replace(AGGREGATION, plan=one_input(1))
+    lane = make_lane(query, conf=conf)
+    lane.feed(*query.plan[0])
+    handle = lane.start(available_now=False)
+    try:
+        wait_for(lambda: handle.lastProgress and handle.lastProgress["batchId"] == 0, "a batch")
+        every = statestore.Every(3600, f"s3a://{bucket}/kept")
+        with every.beside() as follow:
+            follow(handle)
+            at = Checkpoint(lane.checkpoint, spark=lane.session())
+            (kept,) = wait_for(lambda: at.savepoints(f"s3a://{bucket}/kept"), "a savepoint")
+        taken = statestore.stop_with_savepoint(handle, f"s3a://{bucket}/stopped")
+    finally:
+        handle.stop()
+
+    for savepoint in (kept, taken):
+        assert savepoint.rows().read().num_rows == savepoint.info.num_rows > 0
 
 
 @state_in_files

@@ -239,6 +239,40 @@ def test_operator_that_is_new_begins_empty_and_others_are_renumbered(make_lane: 
     assert dict(map(_key_and_count, changed.batches[max(changed.batches)])) == totals
 
 
+@pytest.mark.needs("join-format-4")
+def test_join_is_added_where_a_format_with_one_store_is_pinned(make_lane: MakeLane) -> None:
+    """Catches a checkpoint that Spark never starts: metadata that a join has from batch 0 alone."""
+    (first,), (second,) = one_input(1, 1)
+
+    def joined(events: DataFrame) -> DataFrame:
+        once = events.dropDuplicates(["key", "value"])
+        other = events.select(sf.col("key").alias("other"))
+        return once.join(other, sf.expr("key = other")).select("key", "value")
+
+    once = single("once", "append", lambda events: events.dropDuplicates(["key", "value"]))
+    both = single("once joined", "append", joined)
+    conf = {"spark.sql.streaming.join.stateFormatVersion": "4"}
+    lane, fresh = make_lane(once, conf=conf), make_lane(both, conf=conf)
+    lane.run(first)
+    savepoint = Checkpoint(lane.checkpoint).savepoint(lane.root / "savepoint").made
+    fresh.run(first)
+    numbers = {of.name: of.id for of in Checkpoint(fresh.checkpoint).info.operators}
+    (join,) = (name for name in numbers if name != "dedupe")
+
+    savepoint.restore(
+        lane.root / "restored",
+        map_operators={0: numbers["dedupe"]},
+        add_operators={numbers[join]: join},
+    )
+    lane.checkpoint, lane.query = lane.root / "restored", both
+    lane.run(second)
+
+    info = Checkpoint(lane.checkpoint).info
+    assert {len(of.stores) for of in info.operators} == {1, 4}
+    assert lane.batches[max(lane.batches)]
+    assert Checkpoint(lane.checkpoint).verify(deep=True).findings == ()
+
+
 @pytest.mark.needs("row-api")
 def test_operator_is_added_beside_one_with_state_variables(make_lane: MakeLane) -> None:
     """Catches a checkpoint that no Spark starts: metadata names the schemas of variables."""

@@ -175,6 +175,11 @@ def _rescale_and_restore(lane: Sunk) -> None:
     _restore(lane)
 
 
+def _in_turn(lane: Sunk) -> None:
+    for operate in (_rescale, _edit, _forget):
+        operate(lane)
+
+
 Operate = Callable[[Sunk], None]
 IN_TURN: list[tuple[str, list[Operate]]] = [
     ("in-turn", [_rescale, _edit, _forget]),
@@ -187,6 +192,7 @@ IN_TURN: list[tuple[str, list[Operate]]] = [
     ("branch-to-new", [_branch_to_new] * 3),
     ("bootstrap", [_bootstrap] * 3),
     ("new-and-in-turn", [_restore_to_new, _rescale, _edit]),
+    ("in-turn-and-restored", [_restore, _in_turn, _restore]),
 ]
 
 
@@ -214,7 +220,7 @@ def run_between(lane: Sunk, first: Operate, second: Operate, third: Operate) -> 
             operations,
             id=f"{sink.__name__}-{name}",
             marks=[]
-            if (sink, name) == (FileSunk, "in-turn")
+            if (sink, name) in ((FileSunk, "in-turn"), (FileSunk, "in-turn-and-restored"))
             else ON_EACH_SPARK
             if (sink, name) == (FileSunk, "new-and-in-turn")
             else [EXTENDED],
