@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from statestore.io.hadoop import HadoopFiles
     from statestore.operations.checkpoint import OpenCheckpoint
 
+_S3 = f"{PREFIX}s3."
 _MOST_LISTED = 10_000
 """Directories in which checkpoints are looked for."""
 
@@ -44,7 +45,7 @@ class Reach:
     Args:
         directory: A path, also relative or below `~`, or a URI.
         storage_options: Options of the query; keys of Spark's own are for Hadoop's file systems.
-        spark: The session whose driver this is. Its options `s3.*` stand where none is given.
+        spark: The session whose driver this is. Its options `s3.*` count where none is given.
 
     Attributes:
         place: Where it is.
@@ -72,7 +73,6 @@ class Reach:
                 "spark.read.format('statestore') reads state of the heap backend",
             )
         given = storage_options or {}
-        self.given = {key: str(value) for key, value in given.items()}
         self.hadoop_conf = {
             key: str(value) for key, value in given.items() if key.startswith(HADOOP_PREFIXES)
         }
@@ -83,9 +83,12 @@ class Reach:
                 keys=", ".join(self.hadoop_conf),
                 to_fix="set these on the session, or leave the session out",
             )
-        of_session = options_of(spark) if spark is not None else {}
-        of_s3 = {key: of_session[key] for key in of_session if key.startswith(f"{PREFIX}s3.")}
-        options = StateStoreOptions.from_options({**of_s3, **spark_conf(of_query)})
+        # All of the session's, or none: credentials of two origins are nobody's.
+        if spark is not None and not any(key.startswith(_S3) for key in spark_conf(of_query)):
+            of_session = options_of(spark)
+            of_query |= {key: of_session[key] for key in of_session if key.startswith(_S3)}
+        self.given = {key: str(value) for key, value in {**given, **of_query}.items()}
+        options = StateStoreOptions.from_options(of_query)
         self.place = Place(absolute_uri(os.fspath(directory)), options)
         self.spark = spark
 

@@ -73,7 +73,8 @@ def try_job(
     The old query may run meanwhile. The new code reads what the old one read in the same batches,
     by the same offsets; its sink is not written, and its rows are kept in the trial instead. The
     call may be repeated: it goes on with the batches that there are since, and compares anew. Where
-    the job, its arguments, `against` or `rows` have changed it begins anew, and logs that.
+    the job, its arguments, `against` or `rows` have changed it begins anew, and logs that of
+    scripts; with functions it always does.
 
     Args:
         checkpoint: Checkpoint of the old query.
@@ -271,10 +272,11 @@ class _Attempt:
         if not State.BRANCHED <= found.state <= State.PROMOTING:
             return False
         if any(found.asked.get(name) != of for name, of in self.asked.items()):
-            _log.warning(
-                "the trial in %s begins anew: it was of another job, arguments or rows",
-                self.trial.uri,
-            )
+            if not any(callable(side.job) for side in self.sides.values()):  # which may be the same
+                _log.warning(
+                    "the trial in %s begins anew: it was of another job, arguments or rows",
+                    self.trial.uri,
+                )
             return False
         needed = range(found.version, old.newest_version)
         own = first_version_of(old, len(needed)) if needed else found.version

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from py4j.clientserver import (
@@ -22,7 +21,7 @@ from py4j.clientserver import (
     PythonServer,
 )
 from py4j.java_gateway import server_started
-from py4j.protocol import AUTH_COMMAND_NAME, ERROR_RETURN_MESSAGE, OUTPUT_VOID_COMMAND
+from py4j.protocol import AUTH_COMMAND_NAME, END, ERROR_RETURN_MESSAGE, OUTPUT_VOID_COMMAND
 
 from statestore.core.errors import ProtocolError
 from statestore.engine.process import Handshake, run_process
@@ -39,9 +38,8 @@ _BACKLOG = 128
 _PAUSE_S = 0.2
 _MOST_STRANGERS = 32
 _STRANGE_FOR_S = 0.5
-_TOKEN_TIMEOUT_S = 5.0
-_TOKEN_LINES = 3
-_MOST_BYTES = 256
+_TOKEN_TIMEOUT_S = 30.0
+"""Longer than a JVM stands still, which connects and then shows the token."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +51,7 @@ class _Strangers:
     """
 
     def __init__(self, token: str) -> None:
-        self._token = token
+        self._shown = f"{AUTH_COMMAND_NAME}\n{token}\n{END}\n".encode()
         self._changed = threading.Condition()
         self._since: dict[socket.socket, float] = {}  # in the order they came in
         self._has_warned = False
@@ -68,8 +66,6 @@ class _Strangers:
                     self._changed.wait(left_s)
                 else:
                     del self._since[first]
-                    with suppress(OSError):
-                        first.shutdown(socket.SHUT_RDWR)  # its thread closes it
             self._since[connection] = time.monotonic()
 
     def is_known(self, connection: socket.socket) -> bool:
@@ -78,31 +74,40 @@ class _Strangers:
         It is a stranger no more.
         """
         try:
-            lines = self._read_lines(connection)
+            found = self._read(connection)
             connection.settimeout(None)
         except OSError:  # too late, or gone
-            lines = []
+            found = b""
         finally:
             with self._changed:
                 self._since.pop(connection, None)
                 self._changed.notify_all()
-        wanted = [AUTH_COMMAND_NAME.encode(), self._token.encode()]
-        if len(lines) == _TOKEN_LINES and all(map(hmac.compare_digest, lines, wanted)):
+        if hmac.compare_digest(found, self._shown):
             return True
         if not self._has_warned:
             self._has_warned = True
             _log.warning("a connection without the token was refused; later ones are unsaid")
         return False
 
-    def _read_lines(self, connection: socket.socket) -> list[bytes]:
+    def _read(self, connection: socket.socket) -> bytes:
+        """Read as many bytes as the token takes; fewer of one that made room, or takes too long.
+
+        What was sent in time is read, however late this thread comes to it.
+        """
         deadline = time.monotonic() + _TOKEN_TIMEOUT_S
+        connection.settimeout(_STRANGE_FOR_S)
         found = b""
-        while found.count(b"\n") < _TOKEN_LINES and len(found) < _MOST_BYTES:
-            connection.settimeout(max(0.001, deadline - time.monotonic()))
-            if not (byte := connection.recv(1)):
-                return []
-            found += byte
-        return found.split(b"\n")[:-1]
+        while (missing := len(self._shown) - len(found)) > 0:
+            try:
+                more = connection.recv(missing)
+            except TimeoutError:
+                if connection in self._since and time.monotonic() < deadline:
+                    continue
+                break
+            if not more:
+                break
+            found += more
+        return found
 
 
 class _Connection(ClientServerConnection):  # type: ignore[misc]

@@ -100,18 +100,19 @@ class Telemetry:
             flushing.join(_FLUSH_S)
 
 
-_said: dict[str, float] = {}
-"""When each logger of the SDK's last said something, seconds."""
+_said: dict[tuple[str, int], float] = {}
+"""When each logger of the SDK's last said something, seconds, by its level."""
 
 
 def _is_new(record: logging.LogRecord) -> bool:
     """Return whether to log a record: of the SDK, which says again and again what is away, few."""
     if not record.name.startswith("opentelemetry"):
         return True
-    before = _said.get(record.name)
+    said = record.name, record.levelno
+    before = _said.get(said)
     if before is not None and record.created - before < _SAY_AGAIN_S:
         return False
-    _said[record.name] = record.created
+    _said[said] = record.created
     return True
 
 

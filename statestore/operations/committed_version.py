@@ -1,7 +1,8 @@
 """A committed version of a query: everything that a restart from it needs, as files.
 
 metadata                       the query's ID; made anew, not copied
-offsets/<b>                    of the version's batch, the one before, and a batch under way
+offsets/<b>                    of the version's batch, the one before or all of operations in a
+                                row, and a batch under way
 commits/<b>                    of the version's batch
 sources/…, and any other directory beside these
 state/<operator>/_metadata      Spark's: operators; the schemas in column families by URIs
@@ -55,8 +56,9 @@ class CommittedVersion:
         version: Its number, at least 1.
         query_id: ID of the query; None where its file is missing, and in a savepoint, whose
             descriptor has it.
-        offsets: Entries of the offset log by batch: the version's own, the one before, and where
-            the version is the newest, the one of a batch that was planned and not committed. All
+        offsets: Entries of the offset log by batch: the version's own, the one before, of
+            operations in a row all, and where the version is the newest, the one of a batch that
+            was planned and not committed. All
             have the version's number of state partitions: a copy has no rescale to undo.
         commits: Entries of the commit log by batch: the version's own, since of the version before
             there are just the files that both are made of.
@@ -235,13 +237,18 @@ def require_own(checkpoint: OpenCheckpoint, names: Sequence[str]) -> None:
     if scheme_of(checkpoint.uri) != "file":
         return
     roots = [os.path.realpath(path) for path in (checkpoint.path, checkpoint.state_directory)]
+    resolved: dict[str, str] = {}
     for name in names:
-        path = f"{checkpoint.path}/{name}"
-        if not any(Path(os.path.realpath(path)).is_relative_to(root) for root in roots):
+        directory, _, of_file = f"{checkpoint.path}/{name}".rpartition("/")
+        if directory not in resolved:
+            resolved[directory] = os.path.realpath(directory)
+        path = f"{resolved[directory]}/{of_file}"
+        leads_to = os.path.realpath(path) if Path(path).is_symlink() else path
+        if not any(Path(leads_to).is_relative_to(root) for root in roots):
             raise CorruptionError(
                 "a link leads out of the checkpoint, and nobody knows whose the file is",
-                file=path,
-                leads_to=os.path.realpath(path),
-                to_fix="put the file in place of the link if it belongs to the checkpoint, else "
-                "delete the link",
+                file=f"{checkpoint.path}/{name}",
+                leads_to=leads_to,
+                to_fix="put what it leads to in place of the link if it belongs to the checkpoint, "
+                "else delete the link",
             )

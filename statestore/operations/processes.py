@@ -7,7 +7,7 @@ import os
 import time
 from contextlib import contextmanager
 from dataclasses import replace
-from threading import Thread
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, TypeVar
 
 from statestore.core.errors import StorageError
@@ -28,6 +28,7 @@ Item = TypeVar("Item")
 _MOST_PROCESSES = 16
 _SHARES_OF_A_PROCESS = 4
 _WATCH_S = 0.2
+_environment = Lock()
 _SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """Keeps a new Python from importing what lies in the current directory."""
 _MIN_ROWS = 4_000_000
@@ -102,8 +103,9 @@ def map_in_processes(
             initargs=(os.getpid(),),
             env=_SAFE_PATH,
         )
-        futures = [pool.submit(function, share) for share in shares]
     try:
+        with _in_environment(_SAFE_PATH):
+            futures = [pool.submit(function, share) for share in shares]
         for share, future in zip(shares, futures, strict=True):
             yield share, future.result()
     except TerminatedWorkerError as error:
@@ -118,16 +120,18 @@ def map_in_processes(
 
 @contextmanager
 def _in_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    """Set variables within a block, one block at a time."""
+    with _environment:
+        before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
 
 def _end_with(parent: int) -> None:

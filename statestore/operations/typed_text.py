@@ -43,6 +43,7 @@ _CLOCK = r"[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?"
 _TIME = re.compile(_CLOCK)
 _NTZ = re.compile(rf"{_DATE.pattern}[ T]{_CLOCK}")
 _INSTANT = re.compile(rf"{_NTZ.pattern}(?P<zone>Z|[+-][0-9]{{2}}(:?[0-9]{{2}})?)")
+_MOST_HOURS, _MOST_MINUTES = 23, 59
 _DURATION = re.compile(
     r"((?P<days>-?[0-9]{1,9}) days?, )?(?P<hours>[0-9]{1,2}):(?P<minutes>[0-9]{2})"
     r":(?P<seconds>[0-9]{2})(\.(?P<fraction>[0-9]{1,6}))?"
@@ -208,6 +209,8 @@ def _instant(text: str) -> datetime | int:
     except (ValueError, OverflowError):
         match: Any = _INSTANT.fullmatch(text)
         zone = match["zone"].replace(":", "").replace("Z", "+00").ljust(5, "0")
+        if int(zone[1:3]) > _MOST_HOURS or int(zone[3:5]) > _MOST_MINUTES:
+            raise ValueError("there is no such zone") from None
         offset_s = int(zone[1:3]) * 3600 + int(zone[3:5]) * 60
         offset_us = offset_s * (-1_000_000 if zone[0] == "-" else 1_000_000)
         return _far(text.removesuffix(match["zone"]), "us", 63) - offset_us

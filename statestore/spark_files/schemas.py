@@ -189,11 +189,16 @@ def _described(before: str | None, now: str | None) -> str | None:
     if not before or not now:
         return now
     schema, known = json.loads(now), json.loads(before)["fields"]
-    fields = [
-        next((of for of in known if _but_for_nulls(of) == _but_for_nulls(field)), field)
-        for field in schema["fields"]
-    ]
+    fields = []
+    for at, field in enumerate(schema["fields"]):
+        # Of columns of one name the one in the same place.
+        alike = [of for of in (*known[at : at + 1], *known) if _same(of, field)]
+        fields.append(alike[0] if alike else field)
     return before if fields == known else compact({**schema, "fields": fields})
+
+
+def _same(field: Any, other: Any) -> bool:
+    return bool(_but_for_nulls(field) == _but_for_nulls(other))
 
 
 def _but_for_nulls(described: Any) -> Any:

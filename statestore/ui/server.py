@@ -42,18 +42,9 @@ if TYPE_CHECKING:
 
     from statestore.api.checkpoint import Checkpoint
     from statestore.core.clock import Clock
-    from statestore.operations.upkeep.query_info import QueryInfo
     from statestore.report.facts import Facts
 
 _QUESTIONS = {"sql": ("sql",), "key": ("rows", "key")}
-
-
-def _facts_of(looks: Looks, query: QueryInfo | None) -> Facts | None:
-    """Return the facts of the last look at a checkpoint, where they are of the newest version."""
-    facts = looks.facts.last
-    if facts is None or query is None or facts.newest_version != query.newest_version:
-        return None
-    return facts
 
 
 class _Pages:
@@ -89,7 +80,7 @@ class _Pages:
                 one.checkpoint.uri,
                 f"/checkpoints/{number}?token={self._token}",
                 query,
-                _facts_of(one, query),
+                one.facts.last,
                 problem,
             )
             for number, (one, (query, problem)) in enumerate(zip(self._looks, seen, strict=True))

@@ -96,7 +96,8 @@ def test_hadoop_is_reached_by_one_session_or_by_options(path):
     """Catches a session or options that are dropped, and those refused that nothing needs."""
 
     def of_session(jvm_session):
-        return type("Session", (), {"_jsparkSession": jvm_session})()
+        conf = type("Conf", (), {"getAll": {}})()
+        return type("Session", (), {"_jsparkSession": jvm_session, "conf": conf})()
 
     options = {"spark.hadoop.x": "y"}
     one, same, other = of_session(1), of_session(1), of_session(2)

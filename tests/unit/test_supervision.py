@@ -717,7 +717,8 @@ def test_destination_that_contradicts_the_query_is_refused_at_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Catches savepoints that are never taken, of which the log alone tells."""
-    session = type("Session", (), {"_jsparkSession": 1})()
+    conf = type("Conf", (), {"getAll": {}})()
+    session = type("Session", (), {"_jsparkSession": 1, "conf": conf})()
     monkeypatch.setattr(schedule, "checkpoint_of", lambda *_: "hdfs:/here")
     monkeypatch.setattr(schedule, "session_of", lambda _: session)
     there = Savepoint("hdfs:/there", storage_options={"spark.hadoop.x": "y"})
