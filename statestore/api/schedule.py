@@ -39,7 +39,8 @@ class Every:
     Args:
         interval: From one savepoint to the next, a timedelta or seconds, at least 1 s. It counts
             from the newest one in the directory, also over restarts of the program.
-        destination: Directory of the savepoints, of this query alone.
+        destination: Directory of the savepoints, of this query alone; a path is reached by the
+            options of the query's session.
         keep: As `Checkpoint.retain_savepoint`, and so are the others.
         max_age: Likewise.
         form: Likewise.

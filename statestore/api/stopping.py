@@ -38,7 +38,8 @@ def stop_with_savepoint(
 
     Args:
         query: A running query of this driver, or one that has stopped.
-        destination: Directory of the savepoint, which must not be there; as `Checkpoint.savepoint`.
+        destination: Directory of the savepoint, which must not be there; as `Checkpoint.savepoint`,
+            and a path is reached by the options of the query's session.
         form: canonical or native; see `Checkpoint.savepoint`.
         wait: Longest wait for the end of the batch that runs, a timedelta or seconds.
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from py4j.clientserver import (
@@ -98,15 +99,12 @@ class _Strangers:
         connection.settimeout(_STRANGE_FOR_S)
         found = b""
         while (missing := len(self._shown) - len(found)) > 0:
-            try:
-                more = connection.recv(missing)
-            except TimeoutError:
-                if connection in self._since and time.monotonic() < deadline:
-                    continue
+            with suppress(TimeoutError):
+                if not (more := connection.recv(missing)):
+                    break
+                found += more
+            if connection not in self._since or time.monotonic() > deadline:
                 break
-            if not more:
-                break
-            found += more
         return found
 
 

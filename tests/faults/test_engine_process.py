@@ -298,9 +298,8 @@ def test_strangers_take_no_memory_no_threads_and_no_log(shim, tmp_path):
                 stranger.sendall(b"x" * 64_000_000 + end)
         silent = [socket.create_connection(address) for _ in range(100)]
         try:
-            assert (
-                len([*threads.iterdir()]) <= before[1] + 70
-            )  # those that make room end within half a second
+            # Those that make room end within half a second.
+            assert len([*threads.iterdir()]) <= before[1] + 70
             assert engine.call("status")["rss_bytes"] < before[0] + 10_000_000
             # On a connection of its own, which comes behind all of these.
             with closing(EngineConnection(engine.ready["port"])) as known:
