@@ -163,8 +163,8 @@ def inspect(
     """Show operators, stores, schemas and row counts; or rows by key, or the largest keys.
 
     It lists every store with the addresses of its rows, and reads no row for that. Where the
-    columns in --find decide on one state partition, only that one is read. Rows by a condition are
-    those of `statestore read --where`.
+    columns in --find decide on one state partition, only that one is read. To show rows by a
+    condition use the command read.
 
     \b
     statestore inspect /data/checkpoint

@@ -249,7 +249,11 @@ def test_join_is_added_where_a_format_with_one_store_is_pinned(make_lane: MakeLa
         other = events.select(sf.col("key").alias("other"))
         return once.join(other, sf.expr("key = other")).select("key", "value")
 
-    once = single("once", "append", lambda events: events.dropDuplicates(["key", "value"]))
+    def beside(events: DataFrame) -> DataFrame:  # the sources are the same two
+        once = events.dropDuplicates(["key", "value"]).select("key", "value")
+        return once.union(events.select("key", "value"))
+
+    once = single("once", "append", beside)
     both = single("once joined", "append", joined)
     conf = {"spark.sql.streaming.join.stateFormatVersion": "4"}
     lane, fresh = make_lane(once, conf=conf), make_lane(both, conf=conf)
