@@ -121,8 +121,8 @@ class Directory(Reached):
             `{"s3.endpoint": …}`, by key or by field of docs/configuration.md. Those that begin
             with `spark.hadoop.` or `spark.jars` are for Hadoop's file systems.
         spark: A session, in its driver: its JVM opens Hadoop's file systems, with its
-            configuration; its options `s3.*` count where `storage_options` has none of them; and
-            its memory has the state of the heap backend.
+            configuration; its options `s3.*` count where they are not given, those of server and
+            credentials where none of these is; and its memory has the state of the heap backend.
 
     Errors of every method, to which its own are added:
 

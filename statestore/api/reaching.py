@@ -28,9 +28,26 @@ if TYPE_CHECKING:
     from statestore.io.hadoop import HadoopFiles
     from statestore.operations.checkpoint import OpenCheckpoint
 
-_S3 = f"{PREFIX}s3."
+_WHERE_AND_WHO = {
+    f"{PREFIX}s3.{name}"
+    for name in ("endpoint", "region", "pathStyle", "accessKey", "secretKey", "sessionToken")
+}
 _MOST_LISTED = 10_000
 """Directories in which checkpoints are looked for."""
+
+
+def _of_s3(options: Mapping[str, str], but_for: Mapping[str, str]) -> dict[str, str]:
+    """Return options of a session for S3, without those that are given otherwise.
+
+    Where one of these says which server, or who, all that say so are left out: credentials of two
+    origins are nobody's.
+    """
+    left_out = {*but_for} | (_WHERE_AND_WHO if _WHERE_AND_WHO & but_for.keys() else set())
+    return {
+        key: value
+        for key, value in options.items()
+        if key.startswith(f"{PREFIX}s3.") and key not in left_out
+    }
 
 
 class Reached:
@@ -83,12 +100,12 @@ class Reach:
                 keys=", ".join(self.hadoop_conf),
                 to_fix="set these on the session, or leave the session out",
             )
-        # All of the session's, or none: credentials of two origins are nobody's.
-        if spark is not None and not any(key.startswith(_S3) for key in spark_conf(of_query)):
-            of_session = options_of(spark)
-            of_query |= {key: of_session[key] for key in of_session if key.startswith(_S3)}
-        self.given = {key: str(value) for key, value in {**given, **of_query}.items()}
         options = StateStoreOptions.from_options(of_query)
+        if spark is not None:
+            of_session = _of_s3(options_of(spark), but_for=spark_conf(of_query))
+            of_query = {**of_session, **of_query}
+            options = StateStoreOptions.from_options(of_query)
+        self.given = {key: str(value) for key, value in {**given, **of_query}.items()}
         self.place = Place(absolute_uri(os.fspath(directory)), options)
         self.spark = spark
 

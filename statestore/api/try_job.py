@@ -73,8 +73,8 @@ def try_job(
     The old query may run meanwhile. The new code reads what the old one read in the same batches,
     by the same offsets; its sink is not written, and its rows are kept in the trial instead. The
     call may be repeated: it goes on with the batches that there are since, and compares anew. Where
-    the job, its arguments, `against` or `rows` have changed it begins anew, and logs that of
-    scripts; with functions it always does.
+    the job, its arguments, `against` or `rows` have changed, or may have, as a function's
+    code, it begins anew, and logs that.
 
     Args:
         checkpoint: Checkpoint of the old query.
@@ -272,11 +272,10 @@ class _Attempt:
         if not State.BRANCHED <= found.state <= State.PROMOTING:
             return False
         if any(found.asked.get(name) != of for name, of in self.asked.items()):
-            if not any(callable(side.job) for side in self.sides.values()):  # which may be the same
-                _log.warning(
-                    "the trial in %s begins anew: it was of another job, arguments or rows",
-                    self.trial.uri,
-                )
+            _log.warning(
+                "the trial in %s begins anew: its job, arguments or rows are others, or may be",
+                self.trial.uri,
+            )
             return False
         needed = range(found.version, old.newest_version)
         own = first_version_of(old, len(needed)) if needed else found.version

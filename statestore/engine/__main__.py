@@ -39,6 +39,7 @@ _BACKLOG = 128
 _PAUSE_S = 0.2
 _MOST_STRANGERS = 32
 _STRANGE_FOR_S = 0.5
+_LINES = 3
 _TOKEN_TIMEOUT_S = 30.0
 """Longer than a JVM stands still, which connects and then shows the token."""
 
@@ -91,14 +92,15 @@ class _Strangers:
         return False
 
     def _read(self, connection: socket.socket) -> bytes:
-        """Read as many bytes as the token takes; fewer of one that made room, or takes too long.
+        """Read as many bytes as the token takes, or three lines.
 
-        What was sent in time is read, however late this thread comes to it.
+        Fewer of one that made room, or takes too long. What was sent in time is read, however late
+        this thread comes to it.
         """
         deadline = time.monotonic() + _TOKEN_TIMEOUT_S
         connection.settimeout(_STRANGE_FOR_S)
         found = b""
-        while (missing := len(self._shown) - len(found)) > 0:
+        while (missing := len(self._shown) - len(found)) > 0 and found.count(b"\n") < _LINES:
             with suppress(TimeoutError):
                 if not (more := connection.recv(missing)):
                     break

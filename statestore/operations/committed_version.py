@@ -243,7 +243,7 @@ def require_own(checkpoint: OpenCheckpoint, names: Sequence[str]) -> None:
         if directory not in resolved:
             resolved[directory] = os.path.realpath(directory)
         path = f"{resolved[directory]}/{of_file}"
-        leads_to = os.path.realpath(path) if Path(path).is_symlink() else path
+        leads_to = os.path.realpath(path)
         if not any(Path(leads_to).is_relative_to(root) for root in roots):
             raise CorruptionError(
                 "a link leads out of the checkpoint, and nobody knows whose the file is",

@@ -204,13 +204,13 @@ def _time_ntz(text: str) -> datetime | int:
 
 def _instant(text: str) -> datetime | int:
     """Return a time likewise, in UTC."""
+    match: Any = _INSTANT.fullmatch(text)
+    zone = match["zone"].replace(":", "").replace("Z", "+00").ljust(5, "0")
+    if int(zone[1:3]) > _MOST_HOURS or int(zone[3:5]) > _MOST_MINUTES:
+        raise ValueError("there is no such zone")
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
-        match: Any = _INSTANT.fullmatch(text)
-        zone = match["zone"].replace(":", "").replace("Z", "+00").ljust(5, "0")
-        if int(zone[1:3]) > _MOST_HOURS or int(zone[3:5]) > _MOST_MINUTES:
-            raise ValueError("there is no such zone") from None
         offset_s = int(zone[1:3]) * 3600 + int(zone[3:5]) * 60
         offset_us = offset_s * (-1_000_000 if zone[0] == "-" else 1_000_000)
         return _far(text.removesuffix(match["zone"]), "us", 63) - offset_us
