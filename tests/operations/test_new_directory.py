@@ -11,6 +11,7 @@ import pytest
 
 from statestore import Checkpoint, Savepoint
 from statestore.core.errors import (
+    CorruptionError,
     FencedError,
     InvalidArgumentError,
     NotFoundError,
@@ -284,6 +285,10 @@ def test_what_a_link_in_a_savepoint_leads_to_stays(tmp_path, deletes):
     query.run_batch({"key-0": "later"})
 
     if deletes == "claim":
+        with pytest.raises(CorruptionError, match="leads out of the checkpoint"):
+            Savepoint(taken).restore(tmp_path / "new", claim=True)
+        assert Savepoint(taken).verify(deep=True).ok
+        (taken / "apart").unlink()
         Savepoint(taken).restore(tmp_path / "new", claim=True)
         assert Checkpoint(tmp_path / "new").verify(deep=True).ok
     else:

@@ -353,7 +353,7 @@ def test_a_text_is_not_taken_for_several(checkpoint):
     for key in ("a", "a3", b"a"):
         with pytest.raises(InvalidArgumentError, match=r"\[key\]"):
             rows.find(key)
-    with pytest.raises(InvalidArgumentError, match=r"columns='key'.*\[column\]"):
+    with pytest.raises(InvalidArgumentError, match=r"columns='key'.*\[value\]"):
         rows.read(columns="key")
 
 
