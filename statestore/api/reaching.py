@@ -100,11 +100,9 @@ class Reach:
                 keys=", ".join(self.hadoop_conf),
                 to_fix="set these on the session, or leave the session out",
             )
-        options = StateStoreOptions.from_options(of_query)
         if spark is not None:
-            of_session = _of_s3(options_of(spark), but_for=spark_conf(of_query))
-            of_query = {**of_session, **of_query}
-            options = StateStoreOptions.from_options(of_query)
+            of_query = {**_of_s3(options_of(spark), but_for=spark_conf(of_query)), **of_query}
+        options = StateStoreOptions.from_options(of_query)
         self.given = {key: str(value) for key, value in {**given, **of_query}.items()}
         self.place = Place(absolute_uri(os.fspath(directory)), options)
         self.spark = spark

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-import hmac
-import logging
 import os
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from py4j.clientserver import (
@@ -22,11 +19,12 @@ from py4j.clientserver import (
     PythonServer,
 )
 from py4j.java_gateway import server_started
-from py4j.protocol import AUTH_COMMAND_NAME, END, ERROR_RETURN_MESSAGE, OUTPUT_VOID_COMMAND
+from py4j.protocol import ERROR_RETURN_MESSAGE, OUTPUT_VOID_COMMAND
 
 from statestore.core.errors import ProtocolError
 from statestore.engine.process import Handshake, run_process
 from statestore.engine.service import EngineService
+from statestore.engine.strangers import Strangers
 from statestore.io.shim_files import ShimFiles
 
 _START_TIMEOUT_S = 30.0
@@ -37,77 +35,6 @@ _SWITCH_INTERVAL_S = 0.0005
 
 _BACKLOG = 128
 _PAUSE_S = 0.2
-_MOST_STRANGERS = 32
-_STRANGE_FOR_S = 0.5
-_LINES = 3
-_TOKEN_TIMEOUT_S = 30.0
-"""Longer than a JVM stands still, which connects and then shows the token."""
-
-_log = logging.getLogger(__name__)
-
-
-class _Strangers:
-    """Connections that have not shown the token yet: every user of the machine can connect.
-
-    They cost a bounded number of threads, and no memory, as those of the shim's FileServer.
-    """
-
-    def __init__(self, token: str) -> None:
-        self._shown = f"{AUTH_COMMAND_NAME}\n{token}\n{END}\n".encode()
-        self._changed = threading.Condition()
-        self._since: dict[socket.socket, float] = {}  # in the order they came in
-        self._has_warned = False
-
-    def admit(self, connection: socket.socket) -> None:
-        """Take one in. The first of them makes room, when the shim would have shown the token."""
-        with self._changed:
-            while len(self._since) >= _MOST_STRANGERS:
-                first, since = next(iter(self._since.items()))
-                left_s = since + _STRANGE_FOR_S - time.monotonic()
-                if left_s > 0:
-                    self._changed.wait(left_s)
-                else:
-                    del self._since[first]
-            self._since[connection] = time.monotonic()
-
-    def is_known(self, connection: socket.socket) -> bool:
-        """Return whether a connection shows the token, as py4j has it: its command, and the end.
-
-        It is a stranger no more.
-        """
-        try:
-            found = self._read(connection)
-            connection.settimeout(None)
-        except OSError:  # too late, or gone
-            found = b""
-        finally:
-            with self._changed:
-                self._since.pop(connection, None)
-                self._changed.notify_all()
-        if hmac.compare_digest(found, self._shown):
-            return True
-        if not self._has_warned:
-            self._has_warned = True
-            _log.warning("a connection without the token was refused; later ones are unsaid")
-        return False
-
-    def _read(self, connection: socket.socket) -> bytes:
-        """Read as many bytes as the token takes, or three lines.
-
-        Fewer of one that made room, or takes too long. What was sent in time is read, however late
-        this thread comes to it.
-        """
-        deadline = time.monotonic() + _TOKEN_TIMEOUT_S
-        connection.settimeout(_STRANGE_FOR_S)
-        found = b""
-        while (missing := len(self._shown) - len(found)) > 0 and found.count(b"\n") < _LINES:
-            with suppress(TimeoutError):
-                if not (more := connection.recv(missing)):
-                    break
-                found += more
-            if connection not in self._since or time.monotonic() > deadline:
-                break
-        return found
 
 
 class _Connection(ClientServerConnection):  # type: ignore[misc]
@@ -137,7 +64,7 @@ class _Server(PythonServer):  # type: ignore[misc]
         self, client: Any, java: JavaParameters, python: PythonParameters, gateway: Any
     ) -> None:
         super().__init__(client, java, python, gateway)
-        self.strangers = _Strangers(python.auth_token)
+        self.strangers = Strangers(python.auth_token)
         self._of_known = copy.copy(python)
         self._of_known.auth_token = None
 

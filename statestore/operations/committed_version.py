@@ -58,8 +58,8 @@ class CommittedVersion:
             descriptor has it.
         offsets: Entries of the offset log by batch: the version's own, the one before, of
             operations in a row all, and where the version is the newest, the one of a batch that
-            was planned and not committed. All
-            have the version's number of state partitions: a copy has no rescale to undo.
+            was planned and not committed. All have the version's number of state partitions: a copy
+            has no rescale to undo.
         commits: Entries of the commit log by batch: the version's own, since of the version before
             there are just the files that both are made of.
         heads: The delta of every store that has state.
@@ -243,7 +243,8 @@ def require_own(checkpoint: OpenCheckpoint, names: Sequence[str]) -> None:
         if directory not in resolved:
             resolved[directory] = os.path.realpath(directory)
         path = f"{resolved[directory]}/{of_file}"
-        leads_to = os.path.realpath(path)
+        # As many as a file source has read: each is looked at once, and its directory is known.
+        leads_to = os.path.realpath(path) if os.path.islink(path) else path  # noqa: PTH114 (no error)
         if not any(Path(leads_to).is_relative_to(root) for root in roots):
             raise CorruptionError(
                 "a link leads out of the checkpoint, and nobody knows whose the file is",

@@ -192,8 +192,8 @@ def _described(before: str | None, now: str | None) -> str | None:
     fields = []
     for at, field in enumerate(schema["fields"]):
         # Of columns of one name the one in the same place.
-        alike = [of for of in (*known[at : at + 1], *known) if _same(of, field)]
-        fields.append(alike[0] if alike else field)
+        alike = (of for of in (*known[at : at + 1], *known) if _same(of, field))
+        fields.append(next(alike, field))
     return before if fields == known else compact({**schema, "fields": fields})
 
 

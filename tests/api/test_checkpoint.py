@@ -16,6 +16,7 @@ import pytest
 import statestore
 from statestore import Checkpoint, Savepoint
 from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.core.options import StateStoreOptions
 from statestore.operations.result import Change, Result
 from tests.checkpoints import contents, files_below, make_query, read_rows, write_checkpoint
 
@@ -360,3 +361,28 @@ def test_savepoints_of_a_query_without_an_id_are_found(query, tmp_path):
     savepoint = checkpoint.savepoint(tmp_path / "savepoints" / "one").made
 
     assert [one.uri for one in checkpoint.savepoints(tmp_path / "savepoints")] == [savepoint.uri]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ("http://here", "key", 7)),
+        ({"s3_timeout_ms": 9000}, ("http://here", "key", 9000)),
+        ({"s3.endpoint": "http://there"}, ("http://there", "", 7)),
+        ({"s3_access_key": "mine", "s3_secret_key": "x"}, ("", "mine", 7)),
+    ],
+)
+def test_options_of_a_session_count_where_none_says_who_or_where(tmp_path, given, expected):
+    """Catches one's credentials at another's server, and a session that counts for nothing."""
+    prefix = "spark.sql.streaming.stateStore."
+    told = {"s3.endpoint": "http://here", "s3.accessKey": "key", "s3.secretKey": "secret",
+            "s3.timeoutMs": "7", "checkpointStorage": "s3://others/x"}  # fmt: skip
+    conf = type("Conf", (), {"getAll": {f"{prefix}{key}": told[key] for key in told}})()
+    session = type("Session", (), {"_jsparkSession": 1, "conf": conf})()
+
+    reach = Checkpoint(tmp_path, spark=session, storage_options=given)._reach
+
+    options = reach.place.options
+    assert (options.s3_endpoint, options.s3_access_key, options.s3_timeout_ms) == expected
+    assert options.checkpoint_storage == ""
+    assert StateStoreOptions.from_options(reach.given) == options

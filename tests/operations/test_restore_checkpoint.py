@@ -64,9 +64,11 @@ def test_rows_are_those_of_a_model_however_often_it_is_restored(tmp_path, seed):
         operators=(AGGREGATION, JOIN)[: random.randint(1, 2)],
         **how,
     )
-    for _ in range(random.randint(1, 5)):
+    at_version = {}
+    for number in range(random.randint(1, 5)):
         keys = random.sample(range(40), 15)
         query.run_batch({f"key-{key}": random.choice([None, "a", "bb" * key]) for key in keys})
+        at_version[number + 1] = query.expected()
     if random.random() < 0.5:
         at(query.path, options=OPTIONS).rescale(how["num_partitions"] * 2)
     source, before = query.path, files_below(query.path)
@@ -84,6 +86,12 @@ def test_rows_are_those_of_a_model_however_often_it_is_restored(tmp_path, seed):
         assert made.query_id in (None, query_id)
         assert [entry.operation for entry in target.history()] == ["restore"]
         source = target.uri
+    version = random.choice([*at_version])
+    older = at(tmp_path / "older", options=OPTIONS)
+    num_partitions = random.choice([None, 1, 2, 8])
+    at(query.path, options=OPTIONS).restore(older, version=version, num_partitions=num_partitions)
+    assert read_rows(older.uri) == at_version[version]
+    assert older.verify(deep=True).findings == ()
     assert files_below(query.path) == before
 
 
