@@ -196,28 +196,31 @@ private[statestore] final class RocksDBView(
         keyAt: Long,
         keyLen: Int,
         hash: Int,
-        into: BytesRef): Boolean = RocksDBView.this.synchronized {
+        into: BytesRef): Boolean =
+      RocksDBView.this.synchronized(find(keyBase, keyAt, keyLen, hash, into, keeps = true))
+
+    /** `keeps`: the answer of RocksDB is put into the cache, since it may be asked for again. */
+    private def find(
+        keyBase: AnyRef,
+        keyAt: Long,
+        keyLen: Int,
+        hash: Int,
+        into: BytesRef,
+        keeps: Boolean): Boolean =
       cache.find(keyBase, keyAt, keyLen, hash, into) match {
         case RowCache.Found => true
         case RowCache.Absent => false
         case _ =>
           spent += RowsPerLookup
-          if (isLoaded()) cache.all.get(keyBase, keyAt, keyLen, hash, into)
-          else read(keyBase, keyAt, keyLen, hash, into)
+          if (isLoaded()) {
+            cache.all.get(keyBase, keyAt, keyLen, hash, into)
+          } else {
+            val isThere = openView().get(encode(family.id, keyBase, keyAt, keyLen), into)
+            if (keeps && isThere) cache.put(keyBase, keyAt, keyLen, hash, into)
+            else if (keeps) cache.putAbsent(keyBase, keyAt, keyLen, hash)
+            isThere
+          }
       }
-    }
-
-    private def read(
-        keyBase: AnyRef,
-        keyAt: Long,
-        keyLen: Int,
-        hash: Int,
-        into: BytesRef): Boolean = {
-      val isThere = openView().get(encode(family.id, keyBase, keyAt, keyLen), into)
-      if (isThere) cache.put(keyBase, keyAt, keyLen, hash, into)
-      else cache.putAbsent(keyBase, keyAt, keyLen, hash)
-      isThere
-    }
 
     override def findSlots(
         other: RecordPages,
@@ -232,7 +235,9 @@ private[statestore] final class RocksDBView(
           val base = other.base(records(i))
           val at = other.keyOffset(records(i))
           val length = other.keyLength(records(i))
-          if (get(base, at, length, RecordTable.hashKey(base, at, length), ignored)) found(i) = 0
+          val hash = RecordTable.hashKey(base, at, length)
+          // These keys are written: `write` puts into the cache what they have then.
+          if (find(base, at, length, hash, ignored, keeps = false)) found(i) = 0
         }
         i += 1
       }

@@ -15,8 +15,13 @@ import org.apache.spark.internal.Logging
  * iterators end and `get` is refused, since RocksDB's memory is gone.
  */
 private[rocksdb] final class VersionReader(path: String, settings: ReaderSettings) {
+  import VersionReader.MostIdle
+
   private val database = reading(RocksDB.openReadOnly(settings.options, path))
-  private val iterators = mutable.HashSet.empty[RowIterator]
+  // In the order in which they were opened: the last is mostly the first that ends.
+  private val open = mutable.ArrayBuffer.empty[RowIterator]
+  // Of iterators that have ended: a join opens one for each of its rows.
+  private val idle = mutable.ArrayBuffer.empty[RocksIterator]
   private var closed = false
   @volatile private var damaged = false
 
@@ -32,9 +37,10 @@ private[rocksdb] final class VersionReader(path: String, settings: ReaderSetting
   /** The rows from a key on. Ends by itself at the last row, else with `closeIterators`. */
   def rowsFrom(key: Array[Byte]): RowIterator = synchronized {
     checkOpen()
-    val rows = new RowIterator(database.newIterator(settings.reads), key)
-    iterators += rows
-    rows
+    val rows =
+      if (idle.isEmpty) database.newIterator(settings.reads) else idle.remove(idle.length - 1)
+    open += new RowIterator(rows, key)
+    open.last
   }
 
   /**
@@ -67,7 +73,11 @@ private[rocksdb] final class VersionReader(path: String, settings: ReaderSetting
     } finally iterator.close()
   }
 
-  def closeIterators(): Unit = synchronized(iterators.toSeq.foreach(_.close()))
+  def closeIterators(): Unit = synchronized {
+    while (open.nonEmpty) open.last.close()
+    idle.foreach(_.close())
+    idle.clear()
+  }
 
   def close(): Unit = synchronized {
     closeIterators()
@@ -115,11 +125,19 @@ private[rocksdb] final class VersionReader(path: String, settings: ReaderSetting
     def value: Array[Byte] = currentValue
 
     def close(): Unit = VersionReader.this.synchronized {
-      if (!ended) rows.close()
+      if (!ended) {
+        open.remove(open.lastIndexOf(this))
+        if (idle.length < MostIdle) idle += rows else rows.close()
+      }
       ended = true
-      iterators -= this
     }
   }
+}
+
+private object VersionReader {
+
+  /** A task goes over few ranges at a time; each iterator keeps the block that it stands in. */
+  val MostIdle = 4
 }
 
 /** RocksDB cannot read a version on the local disk; its durable files may be whole. */
