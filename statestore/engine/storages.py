@@ -266,14 +266,13 @@ class Storages:
         return self._local
 
     def open_s3(self, settings: S3Settings) -> FileIO:
-        """Return S3, which all queries share whose settings and AWS profile are the same."""
-        key = settings, settings.profile_mark()
+        """Return S3, which all queries share whose settings are the same."""
         with self._lock:
-            found = self._s3.pop(key, None)
+            found = self._s3.pop(settings, None)
             if found is None:
                 cache = self._shared_cache(settings.cache_bytes)
                 found = open_s3(cache.directory, settings, cache)
-            self._s3[key] = found
+            self._s3[settings] = found
             # Each new session token makes another one. Its threads end with the last who uses it.
             while len(self._s3) > _MOST_S3:
                 del self._s3[next(iter(self._s3))]

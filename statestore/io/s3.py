@@ -31,7 +31,7 @@ from s3transfer import exceptions as s3transfer_exceptions
 from s3transfer.utils import ReadFileChunk
 from urllib3.exceptions import HTTPError
 
-from statestore.core.errors import FencedError, StorageError
+from statestore.core.errors import FencedError, InvalidArgumentError, StorageError
 from statestore.core.ids import RandomIds
 from statestore.core.progress import CallPool, step
 from statestore.io.fetch_cache import FetchCache, sliced_name, slices_size
@@ -115,7 +115,24 @@ class S3FileIO:
         except BaseException:  # as where no more threads may be
             started.abort()
             raise
-        self._client = make_client(self._settings)
+        self._client_lock = threading.Lock()
+        self._made_of = self._settings.profile_mark()
+        self._made = make_client(self._settings)
+
+    @property
+    def _client(self) -> Any:
+        """The client, made anew where the AWS profile has changed.
+
+        A profile that cannot be read, perhaps since it is being written, leaves the client as it
+        is; the next request tries again.
+        """
+        mark = self._settings.profile_mark()
+        if mark != self._made_of:
+            with self._client_lock, suppress(InvalidArgumentError):
+                if mark != self._made_of:
+                    self._made = make_client(self._settings)
+                    self._made_of = mark
+        return self._made
 
     def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:  # noqa: ARG002
         """See FileIO; an object that was accepted is durable."""

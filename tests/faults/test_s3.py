@@ -656,7 +656,7 @@ def test_refusal_that_is_no_matter_of_permission_says_its_cause(
 
 
 def test_profile_that_was_renewed_is_read_again(s3_server, bucket, tmp_path, monkeypatch):
-    """Catches keys that have expired, and that an engine has until its application ends."""
+    """Catches keys that have expired, and stores that are restored anew for each new key."""
     profile = tmp_path / "credentials"
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(profile))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
@@ -672,7 +672,12 @@ def test_profile_that_was_renewed_is_read_again(s3_server, bucket, tmp_path, mon
     with pytest.raises(StorageError) as caught:
         write(WRONG_KEY)
     assert caught.value.kind == "permission-denied"
-    assert write("another") is storages.open_s3(s3_server.settings())
+    first = storages.open_s3(s3_server.settings())
+    assert write("another") is first
+
+    profile.write_text("[default\n")  # as while it is being written
+    first.write(f"/{bucket}/third", b"rows", sync=True, overwrite=True)
+    assert write("fourth") is first
 
 
 def test_missing_credentials_fail_at_once(monkeypatch, s3_server, bucket, tmp_path):
