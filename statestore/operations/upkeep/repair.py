@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import posixpath
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -172,7 +173,12 @@ def _find(checkpoint: OpenCheckpoint, progress: Progress, *, deep: bool) -> Repa
     """Find the newest version that can be read."""
     findings: list[Finding] = []
     for batch in reversed(checkpoint.done_batches):
-        found = verify(checkpoint, versions=[batch + 1], deep=deep, progress=progress)
+        verified = partial(verify, checkpoint, versions=[batch + 1], deep=deep, progress=progress)
+        # A damaged file is mostly in older versions, too: these are given up by its store alone.
+        damaged = {finding.store for finding in findings if not finding.is_recoverable} - {None}
+        found = verified(stores=damaged)
+        if found.is_readable(batch + 1):
+            found = verified()
         findings += found.findings
         if found.is_readable(batch + 1):
             return _back_to(checkpoint, batch + 1, findings)
