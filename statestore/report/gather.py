@@ -35,11 +35,12 @@ from statestore.report.facts import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
     from statestore.codec.commit_times import CommitTimes
+    from statestore.codec.references import StoreName
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.store_state import States, StoreState
     from statestore.operations.upkeep.survey import CheckpointInfo, VersionInfo
@@ -73,9 +74,8 @@ def gather(
 
     Errors as `Directory.report`.
     """
-    info, listed, versions = survey(checkpoint, num_versions)
-    newest = versions.get(info.newest_version, {})
-    times = _commits_by_store(versions.values())
+    info, versions = survey(checkpoint, num_versions)
+    newest = versions.newest
     is_read = deep or sum(state.full_bytes for state in newest.values()) <= READ_BYTES
     has_few = deep or (is_read and len(newest) <= _FEW_STORES)
     stores = tuple(
@@ -84,7 +84,7 @@ def gather(
             operator.id,
             store.name,
             newest,
-            times,
+            versions.commits,
             is_read=is_read,
             are_changes_read=has_few,
         )
@@ -92,7 +92,7 @@ def gather(
         for store in operator.stores
         if any(_is_of(state, operator.id, store.name) for state in newest.values())
     )
-    facts = _facts(checkpoint, info, listed, stores, deep=deep)
+    facts = _facts(checkpoint, info, versions.infos, stores, deep=deep)
     if savepoints is not None:
         there = checkpoint.place.beside(absolute_uri(savepoints))
         facts = replace(
@@ -136,21 +136,12 @@ def _is_of(state: StoreState, operator: int, name: str) -> bool:
     return (state.store.operator, state.store.name) == (operator, name)
 
 
-def _commits_by_store(versions: Iterable[States]) -> dict[object, list[CommitTimes]]:
-    times: dict[object, list[CommitTimes]] = {}
-    for states in versions:
-        for store, state in states.items():
-            if state.parent_commit is not None:
-                times.setdefault(store, []).append(state.parent_commit)
-    return times
-
-
 def _store_facts(
     source: OpenCheckpoint,
     operator: int,
     name: str,
     newest: States,
-    times: dict[object, list[CommitTimes]],
+    commits: Mapping[StoreName, Sequence[CommitTimes]],
     *,
     is_read: bool,
     are_changes_read: bool,
@@ -159,7 +150,7 @@ def _store_facts(
     states.sort(key=lambda state: state.store.partition)
     info = source.operator(operator)
     partitions = tuple(
-        _partition_facts(state, times.get(state.store, []), source.kept_by) for state in states
+        _partition_facts(state, commits.get(state.store, ()), source.kept_by) for state in states
     )
     spreads = {
         field: spread

@@ -10,6 +10,7 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from statestore.checkpoint.layout import parse_pin_name, parse_state_file_name
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from statestore.checkpoint.operator_metadata import OperatorInfo
+    from statestore.codec.references import StoreName
     from statestore.operations.store_state import States, StoreState
 
 
@@ -88,6 +90,21 @@ class _Failure:
 
     kind: Literal["expired", "damaged", "unreadable"]
     problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """Versions of a checkpoint, newest first.
+
+    Attributes:
+        infos: Of each.
+        newest: Every store of the newest; none where it is unreadable.
+        commits: What the commits of each store took, as far as these versions tell.
+    """
+
+    infos: tuple[VersionInfo, ...]
+    newest: States
+    commits: Mapping[StoreName, Sequence[CommitTimes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,25 +221,18 @@ def list_versions(
     checkpoint: OpenCheckpoint, *, limit: int | None = None
 ) -> tuple[VersionInfo, ...]:
     """List the versions of a checkpoint or savepoint, newest first; all as `Directory.versions`."""
-    return _versions(checkpoint, _list_files(checkpoint), limit)[0]
+    return _versions(checkpoint, _list_files(checkpoint), limit).infos
 
 
-def survey(
-    checkpoint: OpenCheckpoint, limit: int | None = None
-) -> tuple[CheckpointInfo, tuple[VersionInfo, ...], dict[int, States]]:
-    """Describe a checkpoint and its versions, and return what was read to know them.
-
-    Returns:
-        As `describe`; as `list_versions`; and every store of each version, newest version first;
-        none of one that is unreadable.
-    """
+def survey(checkpoint: OpenCheckpoint, limit: int | None = None) -> tuple[CheckpointInfo, Versions]:
+    """Describe a checkpoint, and its versions as `list_versions`."""
     names = _list_files(checkpoint)
-    return (_describe_files(checkpoint, names), *_versions(checkpoint, names, limit))
+    return _describe_files(checkpoint, names), _versions(checkpoint, names, limit)
 
 
 def _versions(
     checkpoint: OpenCheckpoint, names: Sequence[tuple[str, str, int]], limit: int | None
-) -> tuple[tuple[VersionInfo, ...], dict[int, States]]:
+) -> Versions:
     batches = checkpoint.done_batches[::-1][:limit]
     by_directory: dict[str, set[str]] = defaultdict(set)
     for directory, name, _ in names:
@@ -235,21 +245,29 @@ def _versions(
         info.name: info.modified_ms for info in checkpoint.io.list(checkpoint.commits.directory)
     }
     versions: list[VersionInfo] = []
-    stores: dict[int, States] = {}
+    newest: States = {}
+    times: dict[StoreName, list[CommitTimes]] = defaultdict(list)
     commits: dict[int, CommitTimes] = {}
-    found = {batch + 1: _try_states(checkpoint, batch + 1, by_directory) for batch in batches}
+
+    # A trailer is kept for each store: of a version, and of the one before it.
+    @lru_cache(2)
+    def look(version: int) -> tuple[States, _Failure | None]:
+        return _try_states(checkpoint, version, by_directory) if version else ({}, None)
+
     for batch in batches:  # newest first: a version tells of the one before
-        states, failure = found[batch + 1]
-        stores[batch + 1] = states
+        states, failure = look(batch + 1)
+        newest = newest if versions else states
         commits |= _slowest_before(batch + 1, states)
-        if any(state.files is not None for state in states.values()) and batch not in found:
-            found[batch] = _try_states(checkpoint, batch, by_directory) if batch else ({}, None)
-        before = found[batch][0] if batch in found else {}
+        for store, state in states.items():
+            if state.parent_commit is not None:
+                times[store].append(state.parent_commit)
+        is_compared = any(state.files is not None for state in states.values())
+        before = look(batch)[0] if is_compared else {}
         info = _describe(
             checkpoint, batch, states, before, snapshots[batch + 1], committed, failure
         )
         versions.append(replace(info, commit=commits.get(batch + 1)))
-    return tuple(versions), stores
+    return Versions(tuple(versions), newest, times)
 
 
 def _try_states(
