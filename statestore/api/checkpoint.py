@@ -241,7 +241,8 @@ class Directory(Reached):
 
         The newest is first. Each notes that it begins before it changes anything, and that it is
         done after everything: who, where, when, from and to which version, what was asked for and
-        what was done. The certificate of `forget` is in its result. No key or value of a row is.
+        what was done. The certificate of `forget` is in its result, without its lists of files. No
+        key or value of a row is.
         Batches of the query are no operations.
 
         Args:

@@ -135,7 +135,8 @@ class HistoryEntry:
         host: Machine.
         writer: Release of the package.
         options: Its arguments.
-        result: Its result; empty where it is not done. That of `forget` has the certificate.
+        result: Its result; empty where it is not done. That of `forget` has the certificate, with
+            the numbers of files in place of their lists, and its SHA-256.
         taken_back_by: The later operation that went back behind its version, or None.
         text: The line, where it is damaged.
     """
@@ -190,7 +191,7 @@ class HistoryEntry:
         )
 
     def brief(self) -> HistoryEntry:
-        """Return it without the certificate of a `forget`, which names every file."""
+        """Return it without the certificate of a `forget`."""
         result = {name: of for name, of in self.result.items() if name != "certificate"}
         return replace(self, result=result)
 

@@ -374,6 +374,8 @@ def test_the_certificate_is_begun_before_anything_changes_and_completed_after(
     assert document["operator_name"] == "stateStoreSave"
     assert {"statestore", "host", "user", "begun_at", "completed_at", "not_reached"} <= {*document}
     assert "trials" in str(document["not_reached"])
+    (noted,) = Checkpoint(made.path).history()
+    assert noted.result["certificate"]["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
     prints = document["fingerprints"]
     # Whoever has a key can check it without this package.
     text = json.dumps([str(KEYS[3])]).encode()

@@ -76,6 +76,9 @@ def test_history_says_who_did_what_when(made):
     assert by_name["edit"].taken_back_by is None
     certificate = by_name["forget"].result["certificate"]
     assert (certificate["status"], certificate["num_rows"]) == ("complete", 1)
+    # As many files as there were would make every later operation read and write them.
+    assert not {"written", "removed"} & certificate.keys()
+    assert certificate["num_removed"] > certificate["num_written"] > 0
     assert len(Checkpoint(made.path).history(limit=1)) == 1
     for asked in (Checkpoint(made.path).history, Checkpoint(made.path).versions):
         for limit in (0, -1):

@@ -194,6 +194,15 @@ class Certificate:
         """Return the document as text."""
         return json.dumps(self.fields(), indent=2) + "\n"
 
+    def brief(self) -> dict[str, Any]:
+        """Return the document with the numbers of files in place of their lists.
+
+        `sha256` is that of the whole document: by it a certificate is known again.
+        """
+        found = self.fields()
+        numbers = {f"num_{name}": len(found.pop(name)) for name in ("written", "removed")}
+        return {**found, **numbers, "sha256": hashlib.sha256(self.to_json().encode()).hexdigest()}
+
     def describe(self) -> str:
         """Return it in words."""
         lines = [
