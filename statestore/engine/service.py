@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from statestore.backends.filesystem.versions import FilesystemVersions
 from statestore.codec.commit_times import CommitTimes
 from statestore.core.clock import Clock, SystemClock
-from statestore.core.errors import InternalError, NotFoundError, ProtocolError, StateStoreError
+from statestore.core.errors import (
+    InternalError,
+    NotFoundError,
+    ProtocolError,
+    StateStoreError,
+    StorageError,
+)
 from statestore.core.progress import Progress, watched
 from statestore.core.version import __version__
 from statestore.engine.memory import EngineMemory, resident_bytes
@@ -86,9 +92,9 @@ class EngineService:
         """Calls under way, by the number that the shim gave them."""
         self._calls: Counter[str] = Counter()
         self._operations = {
-            "load": self._load,
+            "load": self._in_room(self._load),
             "commit": self._commit,
-            "view": self._view,
+            "view": self._in_room(self._view),
             "same": self._same,
             "maintain": self._maintain,
             "changes": self._changes,
@@ -167,6 +173,20 @@ class EngineService:
             offer = read.child("files")
             self._hadoop.listens_at(offer.get("port", int), offer.get("token", str))
         return operation(read)
+
+    def _in_room(self, operation: Callable[[Request], Reply]) -> Callable[[Request], Reply]:
+        """Return an operation that takes the place of closed stores where the disk is full."""
+
+        def run(request: Request) -> Reply:
+            try:
+                return operation(request)
+            except StorageError as error:
+                if error.kind != "storage-full" or not self._sessions.forget_closed(keep=0):
+                    raise
+                logger.info("the copies of closed stores are given up: error=%s", error)
+                return operation(request)
+
+        return run
 
     def _requests(self, session: Session) -> dict[str, int]:
         return self._storages.take_requests(session.versions.location)

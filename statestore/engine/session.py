@@ -199,10 +199,10 @@ class Session:
         if snapshot and self.versions.is_snapshot_due(head, options):
             flight = self._start(head, options, has_cleanup=False)
             if flight is not None:
-                if wait([flight], wait_s).done:
-                    flight.result()
-                else:
+                if not wait([flight], wait_s).done:
                     flight.add_done_callback(_log_failure)
+                elif not flight.cancelled():
+                    flight.result()
         return self._clean_up(head, options, wait_s) if cleanup else Cleanup()
 
     def distrust(self) -> None:
@@ -241,6 +241,10 @@ class Session:
             return False
         try:
             if not self.providers:
+                # One that waits would stay behind: whoever opens the store next makes its own.
+                with self._flight_lock:
+                    if self._flight is not None:
+                        self._flight.cancel()
                 self.versions.forget_local()
             return not self.providers
         finally:
@@ -306,6 +310,6 @@ class Session:
 
 
 def _log_failure(flight: Future[None]) -> None:
-    error = flight.exception()
+    error = None if flight.cancelled() else flight.exception()
     if error is not None:
         logger.warning("snapshot failed, the next commit tries again: error=%s", error)

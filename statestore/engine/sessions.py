@@ -146,7 +146,7 @@ class Sessions:
                     self._gone.popitem(last=False)
         for key in self._keys_to_close(request):
             self._leave(key, provider)
-        self._forget_closed()
+        self.forget_closed(MAX_CLOSED_STORES)
         self.forget_left()
 
     def _leave(self, key: tuple[str, StoreLocation], provider: str) -> None:
@@ -214,10 +214,17 @@ class Sessions:
                 if kind in IN_DRIVER_MEMORY and (location.root, location.store) == place
             ]
 
-    def _forget_closed(self) -> None:
-        """Forget the stores that were closed longest ago."""
+    def forget_closed(self, keep: int) -> bool:
+        """Remove the files of the stores that were closed longest ago from the local disk.
+
+        Args:
+            keep: So many of those closed last stay.
+
+        Returns:
+            Whether there was such a store.
+        """
         with self._lock:
-            oldest = list(self._closed)[: max(0, len(self._closed) - MAX_CLOSED_STORES)]
+            oldest = list(self._closed)[: max(0, len(self._closed) - keep)]
             sessions = [(key, self._closed.pop(key)) for key in oldest]
         for key, session in sessions:
             if session.forget_local():
@@ -228,6 +235,7 @@ class Sessions:
                 with self._lock:
                     if key not in self._open:
                         self._closed.setdefault(key, session)
+        return bool(sessions)
 
     def forget_left(self) -> None:
         """Remove databases of an engine that died, of stores that have not come back to this one.

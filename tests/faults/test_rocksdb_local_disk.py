@@ -5,6 +5,7 @@ import gc
 import os
 import resource
 import shutil
+import subprocess
 import threading
 import time
 from contextlib import contextmanager
@@ -317,6 +318,34 @@ def test_closed_stores_do_not_fill_the_local_disk(tmp_path):
         assert len(views) == MAX_CLOSED_STORES
         reads = [engine.call("load", **shim.load())["files_read"] for shim in closed]
         assert reads == [1] * 3 + [0] * MAX_CLOSED_STORES
+
+
+def test_copies_of_closed_stores_give_way_where_the_disk_is_full(tmp_path):
+    """Catches a query that fails for want of space which copies that nobody needs take."""
+    shims = [RocksDBShim(tmp_path, partition=n) for n in range(8)]
+    with EngineProcess(shims[0].scratch) as engine:
+        for shim in shims:
+            shim.commit(
+                engine, [Row(n % G, 0, PUT, b"%08d" % n, os.urandom(200)) for n in range(10_000)]
+            )
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(small)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("no disk of its own can be mounted here")
+    try:
+        with EngineProcess(str(small)) as engine:
+            for shim in shims:
+                assert len(in_view(engine.call("load", **shim.load()))) == 10_000
+                engine.call("close", store=shim.store, backend="rocksdb")
+            for shim in shims[:3]:
+                engine.call("load", **shim.load())
+            # Those that are in use stay.
+            calls = (engine.call("load", **shim.load()) for shim in shims[3:])
+            with pytest.raises(AssertionError, match="storage-full"):
+                list(calls)
+    finally:
+        subprocess.run(["umount", "--lazy", str(small)], check=True)
 
 
 @pytest.mark.parametrize("how", ["close", "maintain"])

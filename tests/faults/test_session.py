@@ -139,6 +139,27 @@ def test_maintenance_waits_no_longer_than_it_may(bench, caplog):
     assert "snapshot failed" in caplog.text
 
 
+def test_cleanups_of_stores_that_moved_away_do_not_queue(bench):
+    """Catches commits that wait for cleanups of stores which the engine has forgotten."""
+    manual = replace(OPTIONS, snapshot_max_chain_length=100)
+    for _ in range(4):
+        bench.commit(options=manual)
+    release = threading.Event()
+    bench.pool.submit(release.wait, 60)
+    for _ in range(40):
+        session = bench.new_session()
+        session.load(4, None, 1, manual, None)
+        session.providers.clear()
+        assert session.forget_local()
+    last = bench.new_session()
+    last.load(4, None, 1, manual, None)
+    bench.io.arm(None)
+    release.set()
+    bench.pool.submit(lambda: None).result()
+
+    assert bench.io.trace.count("list 0") == 1
+
+
 def test_snapshot_stuck_in_reading_does_not_hold_up_commits(bench):
     """Catches a lock that spans the reading of a snapshot's files."""
     bench.io.held_calls = ("fetch",)
