@@ -12,6 +12,7 @@ import os
 import posixpath
 import tempfile
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -224,19 +225,26 @@ class HadoopFileIO:
 
     def list(self, directory: str) -> builtins.list[FileInfo]:
         """See FileIO."""
-        return self._list("list", directory)
+        return self._list(directory)[0]
 
     def make_directory(self, directory: str) -> None:
         """See FileIO."""
         self._ask("make a directory", "make_directory", directory)
 
     def list_tree(self, directory: str) -> builtins.list[FileInfo]:
-        """See TreeFileIO."""
-        return self._list("list_tree", directory)
+        """See TreeFileIO; a request to the JVM for each directory: no reply has the whole tree."""
+        found, below = self._list(directory)
+        while below:
+            prefix = below.pop()
+            files, directories = self._list(f"{directory}/{prefix}")
+            found += [replace(info, name=f"{prefix}/{info.name}") for info in files]
+            below += [f"{prefix}/{name}" for name in directories]
+            step()
+        return found
 
     def list_directories(self, directory: str) -> builtins.list[str]:
         """See TreeFileIO."""
-        return list(self._ask("list a directory", "list_directories", directory)["directories"])
+        return self._list(directory)[1]
 
     def delete_tree(self, directory: str, ask: Callable[[], None] = unasked) -> None:
         """See TreeFileIO; one request to the JVM."""
@@ -256,9 +264,13 @@ class HadoopFileIO:
             is_missing = error.kind == "file-not-found"
             _raise_named(error, "copy a file", source if is_missing else target)
 
-    def _list(self, op: str, directory: str) -> builtins.list[FileInfo]:
-        found = self._ask("list a directory", op, directory)["files"]
-        return [FileInfo(file["name"], file["size"], file["modified_ms"]) for file in found]
+    def _list(self, directory: str) -> tuple[builtins.list[FileInfo], builtins.list[str]]:
+        """Return the files directly in a directory, and the names of the directories there."""
+        found = self._ask("list a directory", "list", directory)
+        files = [
+            FileInfo(file["name"], file["size"], file["modified_ms"]) for file in found["files"]
+        ]
+        return files, list(found["directories"])
 
     def _read(self, path: str, offset: int, length: int) -> tuple[bytes, int]:
         with self._local_file() as local_path:

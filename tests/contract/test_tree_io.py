@@ -5,14 +5,30 @@ from __future__ import annotations
 import pytest
 
 from statestore.core.errors import FencedError, NotFoundError
+from statestore.io.fetch_cache import FetchCache
+from statestore.io.hadoop import HadoopFileIO
+from statestore.io.hadoop_process import HadoopProcess
 from statestore.io.local import LocalFileIO
 from statestore.io.memory import MemoryFileIO
 from statestore.io.s3 import S3FileIO
 
 
-@pytest.fixture(params=["local", "memory", "s3"])
+@pytest.fixture(scope="module")
+def mounted(tmp_path_factory):
+    """A process that opens a file system which Hadoop alone opens, over a folder."""
+    folder = tmp_path_factory.mktemp("mounted").as_uri()
+    files = HadoopProcess({"spark.hadoop.fs.viewfs.mounttable.tree.link./data": folder})
+    yield files
+    files.close()
+
+
+@pytest.fixture(params=["local", "memory", "s3", "hadoop"])
 def place(request, tmp_path):
     """A storage and a directory of it."""
+    if request.param == "hadoop":
+        files = request.getfixturevalue("mounted")
+        io = HadoopFileIO(files, "viewfs://tree", "", FetchCache(str(tmp_path), 0))
+        return io, f"/data/{tmp_path.name}"
     if request.param == "local":
         return LocalFileIO(), str(tmp_path / "root")
     if request.param == "memory":

@@ -92,6 +92,19 @@ def test_process_is_started_when_needed_and_ends_with_its_use(tmp_path, mounted,
     files.close()
 
 
+def test_tree_of_many_files_is_listed_in_little_memory(tmp_path, mounted):
+    """Catches a reply that has every file of a large checkpoint, in a JVM of a gigabyte."""
+    file_system, conf = mounted
+    for number in range(40):
+        directory = tmp_path / "folder" / f"state-{number}"
+        directory.mkdir()
+        for file in range(1000):
+            (directory / f"{file}-{'x' * 150}").touch()
+    with closing(HadoopProcess(conf | {"spark.driver.memory": "48m"})) as files:
+        found = open_io(files, file_system, tmp_path).list_tree("/data")
+    assert len(found) == 40_001
+
+
 def test_files_of_a_directory_are_deleted_together_and_no_other(tmp_path, mounted):
     """Catches a neighbour that is deleted too, or an error for a file that is gone already."""
     file_system, conf = mounted

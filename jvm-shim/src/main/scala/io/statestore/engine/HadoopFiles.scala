@@ -103,12 +103,7 @@ final class HadoopFiles {
           delete(fileSystem, new Path(s"$path/${name.asText}"), isTree = false)
         }
       case "delete_tree" => delete(fileSystem, path, isTree = true)
-      case "list" => listFiles(fileSystem, path, "", isTree = false, reply.putArray("files"))
-      case "list_tree" => listFiles(fileSystem, path, "", isTree = true, reply.putArray("files"))
-      case "list_directories" =>
-        val directories = reply.putArray("directories")
-        statuses(fileSystem, path).filter(_.isDirectory)
-          .foreach(status => directories.add(status.getPath.getName))
+      case "list" => list(fileSystem, path, reply.putArray("files"), reply.putArray("directories"))
       case "copy" =>
         val size = describe(fileSystem, path, reply)
         val in = fileSystem.open(path)
@@ -203,27 +198,25 @@ final class HadoopFiles {
     status.getLen
   }
 
-  /** Adds the files of a directory, their names after a prefix; of a tree those below it too. */
-  private def listFiles(
+  /** Adds what is directly in a directory; nothing where it is not there. */
+  private def list(
       fileSystem: FileSystem,
       directory: Path,
-      prefix: String,
-      isTree: Boolean,
-      files: ArrayNode): Unit =
-    statuses(fileSystem, directory).foreach { status =>
-      val name = prefix + status.getPath.getName
+      files: ArrayNode,
+      directories: ArrayNode): Unit = {
+    val found =
+      try fileSystem.listStatus(directory)
+      catch { case _: FileNotFoundException => Array.empty[FileStatus] }
+    found.foreach { status =>
+      val name = status.getPath.getName
       if (status.isFile) {
         files.addObject()
           .put("name", name)
           .put("size", status.getLen)
           .put("modified_ms", status.getModificationTime)
-      } else if (isTree) listFiles(fileSystem, status.getPath, s"$name/", isTree, files)
+      } else if (status.isDirectory) directories.add(name)
     }
-
-  /** Files and directories directly in a directory; none where it is not there. */
-  private def statuses(fileSystem: FileSystem, directory: Path): Array[FileStatus] =
-    try fileSystem.listStatus(directory)
-    catch { case _: FileNotFoundException => Array.empty }
+  }
 }
 
 /** Names of a file system's errors. */

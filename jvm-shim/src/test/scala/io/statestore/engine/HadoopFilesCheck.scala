@@ -31,7 +31,7 @@ object HadoopFilesCheck {
   }
 
   private def ask(files: HadoopFiles): String = {
-    val request = Json.obj().put("op", "list_directories").put("checkpoint", own)
+    val request = Json.obj().put("op", "list").put("checkpoint", own)
     files.answer(request.put("path", "file:/tmp")).toString
   }
 }
