@@ -171,7 +171,7 @@ class Trial(Shown):
                 trial-failed); the query has run since; or its newest batch is planned and not
                 committed (kind unfinished-batch).
         """
-        reach, _ = self._reach.with_new(savepoint or self.uri)
+        reach, _ = self._reach.with_new(self.uri if savepoint is None else savepoint)
         with self._open(reach) as (io, path):
             record = self._record(io, path)
             is_begun = record.state in (State.PROMOTING, State.PROMOTED)
@@ -179,9 +179,8 @@ class Trial(Shown):
                 to = self._reach.beside(record.savepoint)
             else:
                 self._check_approved(record, accept=accept)
-                to = self._reach.beside(
-                    savepoint or uri_beside(record.checkpoint, f"-before-{record.version}")
-                )
+                default = uri_beside(record.checkpoint, f"-before-{record.version}")
+                to = self._reach.beside(default if savepoint is None else savepoint)
                 check_apart(to.place.uri, self.uri)
             place = self._reach.beside(record.checkpoint).place
             branch = self._below(CHECKPOINT).place

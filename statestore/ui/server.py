@@ -232,17 +232,13 @@ def serve(
         allows_changes=allows_changes,
         storage_options=storage_options,
     )
+    if not host.strip():
+        raise _cannot_listen(host, port, "an empty address is every one of this machine")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family)
     except OSError as error:
-        raise InvalidArgumentError(
-            "cannot listen at the address",
-            host=host,
-            port=port,
-            reason=error.strerror or str(error),
-            to_fix="name an address of this machine, and a port that is free; --port 0 is any",
-        ) from error
+        raise _cannot_listen(host, port, error.strerror or str(error)) from error
     with listening:
         shown = f"[{host}]" if ":" in host else host
         where = "checkpoints/0" if len(checkpoints) == 1 else ""
@@ -261,6 +257,16 @@ def serve(
             Serving(config).run(sockets=[listening])
         finally:
             application.state.plans.finish()
+
+
+def _cannot_listen(host: str, port: int, reason: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "cannot listen at the address",
+        host=host,
+        port=port,
+        reason=reason,
+        to_fix="name an address of this machine, and a port that is free; --port 0 is any",
+    )
 
 
 def _missing(error: ModuleNotFoundError) -> IncompatibleError:

@@ -320,6 +320,18 @@ def test_savepoint_of_the_old_may_not_go_with_the_trial(made, tmp_path):
     assert world.trial.result.state == "compared"
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_savepoint_of_an_empty_name_is_refused(made, tmp_path, dry_run):
+    """Catches a variable of the shell that is not set, for which the default is taken."""
+    original, old, _ = made
+    world = World(original, tmp_path / "world")
+
+    with pytest.raises(InvalidArgumentError, match="no directory is named"):
+        world.trial.promote("", dry_run=dry_run)
+
+    assert world.stands == old
+
+
 def test_what_a_user_put_into_the_trial_stays(made, tmp_path):
     """Catches a page, or a savepoint, of the user's that goes with the trial."""
     original, old, _ = made

@@ -371,3 +371,13 @@ def test_address_of_ipv6_is_listened_at(made):
         connection.request("GET", f"/checkpoints/0?token={server.token}")
         assert connection.getresponse().status == 200
         connection.close()
+
+
+@pytest.mark.parametrize("host", ["", " "])
+def test_address_that_is_empty_is_refused(made, host):
+    """Catches a variable of the shell that is not set, and state shown to the whole network."""
+    with serve(made.path, "--host", host, stderr=subprocess.PIPE) as server:
+        assert server.address == ""
+        text = server.process.stderr.read()
+
+    assert f"cannot listen at the address: host='{host}'" in text
