@@ -147,6 +147,20 @@ def test_unknown_or_bad_options_are_refused_by_name(stopped: StoppedQuery) -> No
     stopped.assert_goes_on()
 
 
+def test_provider_under_a_misspelled_key_is_refused(make_lane: MakeLane) -> None:
+    """Catches a query that runs on Spark's own provider, and nobody is told."""
+    wrong = f"{STATE_STORE}.providerclass"
+    lane = make_lane(QUERY, conf={wrong: PROVIDER})
+    del lane.conf[PROVIDER_CLASS]
+
+    text = _refusal(lane, kind=IllegalArgumentException)
+
+    assert f"[unknown-option] unknown option: key={wrong}, nearest={PROVIDER_CLASS}." in text
+    lane.conf[wrong] = HDFS  # is none of our business
+    lane.run(FIRST)
+    assert len(lane.batches) == 1
+
+
 def test_max_parallelism_of_a_checkpoint_cannot_change(stopped: StoppedQuery) -> None:
     """Catches key groups that change under a checkpoint's files."""
     text = stopped.refusal(maxParallelism="12")

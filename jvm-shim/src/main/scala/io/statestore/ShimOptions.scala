@@ -121,7 +121,12 @@ object ShimOptions {
     if (!key.regionMatches(true, 0, RocksDBPrefix, 0, RocksDBPrefix.length)) key
     else (keys ++ ignored.keys).find(_.equalsIgnoreCase(key)).getOrElse(key)
 
-  private def checkKnown(asked: String): Unit = {
+  /**
+   * Refuses a key of the state store that is known neither to this package nor to Spark.
+   *
+   * @throws java.lang.IllegalArgumentException names the nearest key
+   */
+  def checkKnown(asked: String): Unit = {
     val key = canonical(asked)
     if (key.startsWith(Prefix) && !keys.contains(key) && !ignored.contains(key) &&
       !StateStoreInternals.sqlConfKeys.contains(key)) {

@@ -16,10 +16,11 @@ import org.apache.spark.sql.internal.SQLConf
 
 /**
  * Notices the start of a streaming query on the driver, also where no batch of it is planned for
- * long, and refuses options that no store of it would take, another number of state partitions than
- * the one asked for, and a file sink that does not fit its checkpoint. What Spark pins in the
- * offset log is not among the options yet: those are what somebody set. Spark finds this class by
- * its name in the jar's `META-INF/services`.
+ * long, and refuses options that no store of it would take, a provider of this package under a key
+ * that is none, another number of state partitions than the one asked for, and a file sink that
+ * does not fit its checkpoint. What Spark pins in the offset log is not among the options yet:
+ * those are what somebody set. Spark finds this class by its name in the jar's
+ * `META-INF/services`.
  */
 final class QueryStarts extends SparkSessionExtensionsProvider {
   private[this] val RocksDB = "io.statestore.RocksDBStateStoreProvider"
@@ -42,6 +43,11 @@ final class QueryStarts extends SparkSessionExtensionsProvider {
             QueryStarts.requirePartitions(session, write, parsed.partitions)
             if (provider == RocksDB) ShimOptions.warnOfIgnored(options)
             FileSinks.check(session, write)
+          } else {
+            // A misspelled key of the provider leaves the query to Spark's own.
+            SQLConf.get.getAllConfs.foreach {
+              case (key, value) => if (QueryProviders.isOurs(value)) ShimOptions.checkKnown(key)
+            }
           }
           QueryProviders.watch(session)
           QueryRuns.note(session)
