@@ -73,6 +73,8 @@ class Option:
         return parsed
 
     def _convert(self, value: object) -> OptionValue:
+        if value is None:  # else the text None is taken
+            raise self._refusal(value)
         text = str(value).strip()
         try:
             if self.type == "boolean":

@@ -85,6 +85,8 @@ def test_options_are_those_of_the_query_by_key_or_by_field(path):
         assert made._reach.place.options.s3_path_style
     with pytest.raises(InvalidArgumentError, match="nearest="):
         Checkpoint(path, storage_options={"s3.pathStile": True})
+    with pytest.raises(InvalidArgumentError, match=r"key='\S+s3.region', value=None"):
+        Checkpoint(path, storage_options={"s3.region": None})
     with pytest.raises(InvalidArgumentError, match="a session has its own"):
         Checkpoint(
             path,

@@ -185,6 +185,7 @@ def test_jars_of_the_builder_stay_and_ours_comes_once(jar: str) -> None:
         ({"min_batches_to_retain": 5}, r"nearest='min_versions_to_retain'"),
         ({"min_versions_to_retain": 0}, r"key='spark.sql.streaming.minBatchesToRetain', value=0"),
         ({"snapshot_max_chain_length": 0}, r"stateStore.snapshot.maxChainLength', value=0"),
+        ({"s3_session_token": None}, r"key='\S+stateStore.s3.sessionToken', value=None"),
     ],
 )
 def test_wrong_argument_is_refused_and_the_builder_stays(
