@@ -18,7 +18,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
-from statestore import Checkpoint, Edited, Savepoint, write_savepoint
+from statestore import CapturedQuery, Checkpoint, Edited, Savepoint, write_savepoint
 from statestore.codec import sorting
 from statestore.codec.spark_types import parse_schema
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
@@ -439,6 +439,35 @@ def test_rows_without_a_key_get_none(tmp_path: Path) -> None:
     with pytest.raises(IncompatibleError, match=r"without a key.*capture_query"):
         Checkpoint(made.path).transform(tmp_path / "new", {2: sql}, change_schema=True)
     assert not (tmp_path / "new").exists()
+
+
+def test_what_is_no_offset_of_a_source_is_refused(tmp_path: Path) -> None:
+    """Catches a log that Spark cannot read, told after all state was written, or never."""
+    path = write_checkpoint(tmp_path / "query", [{"default": {("a", 1): (1, "x")}}])
+    schema = Path(path, "state", "0", "0", "_metadata", "schema")
+    schema.parent.mkdir(parents=True)
+    schema.write_bytes(write_schemas(DEFAULT.key_schema or "", DEFAULT.value_schema or ""))
+    for file in Path(path, "commits").iterdir():
+        file.unlink()  # as a batch that is planned
+
+    def write(offsets: Any, *, dry_run: bool = True) -> None:
+        captured = CapturedQuery(path, 1)
+        write_savepoint(
+            tmp_path / "savepoint", like=captured, rows={}, offsets=offsets, dry_run=dry_run
+        )
+
+    for offset in ('{"logOffset":-1}', "7", "-"):
+        write([offset])
+    good = {"logOffset": 7}
+    texts = (json.dumps(good, indent=2), "7\r", "", "{", "logOffset", '"\ud800"', "[" * 100_000)
+    for offset in (good, 7, None, b"7", *texts):
+        for dry_run in (True, False):
+            with pytest.raises(InvalidArgumentError, match="no offset of a source: offset="):
+                write([offset], dry_run=dry_run)
+    with pytest.raises(InvalidArgumentError, match=r"several are meant.*offsets="):
+        write("7")
+
+    assert not (tmp_path / "savepoint").exists()
 
 
 @pytest.mark.parametrize(

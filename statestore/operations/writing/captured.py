@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from statestore.checkpoint.query_log import NO_OFFSET, CommitEntry, is_avro, rea
 from statestore.codec.column_family import DEFAULT_FAMILY, NO_DEFAULT, ColumnFamily
 from statestore.codec.partition_key import partition_key_columns
 from statestore.codec.trailer import RowCounts
-from statestore.core.errors import InvalidArgumentError
+from statestore.core.errors import InvalidArgumentError, require_several
 from statestore.core.key_groups import resolve_max_parallelism
 from statestore.operations.batches import (
     evicts_a_range,
@@ -58,8 +59,8 @@ def find_captured(
 
     Raises:
         InvalidArgumentError: A batch of it is committed; it has no stateful operator; its batch
-            reads nothing; as many offsets were not given as there are sources; or the watermark is
-            no int from 1970 to the year 9999.
+            reads nothing; the offsets are not as many as there are sources, or one is none; or the
+            watermark is no int from 1970 to the year 9999.
         IncompatibleError: Another provider is chosen for it, or a schema of it is not known.
         NotFoundError, CorruptionError, StorageError: A file of Spark's cannot be read.
     """
@@ -75,15 +76,24 @@ def find_captured(
             to_fix="capture a query with state, in a directory of its own",
         )
     if batch.offsets is not None:
-        if len(batch.offsets) != len(entry.sources):
+        require_several("offsets", batch.offsets)
+        offsets = tuple(batch.offsets)
+        if len(offsets) != len(entry.sources):
             raise InvalidArgumentError(
                 "not every source was given where it goes on",
-                given=len(batch.offsets),
+                given=len(offsets),
                 sources=len(entry.sources),
                 planned=" ".join(entry.sources),
                 to_fix="give one offset a source, in this order and form",
             )
-        entry = replace(entry, sources=tuple(batch.offsets))
+        for offset in offsets:
+            if not _is_offset(offset):
+                raise InvalidArgumentError(
+                    "this is no offset of a source",
+                    offset=offset,
+                    to_fix="give text of JSON in one line, as json.dumps writes it without indent",
+                )
+        entry = replace(entry, sources=offsets)
     shapes = tuple(
         _shape(checkpoint, operator, store, batch.checkpoint_format)
         for operator in checkpoint.operators
@@ -103,6 +113,17 @@ def find_captured(
         tuple(spark_files_of(checkpoint)),
     )
     return version, shapes
+
+
+def _is_offset(given: object) -> bool:
+    """Return whether this is the offset of a source: Spark has each in one line of its log."""
+    if not isinstance(given, str) or "\n" in given or "\r" in given:
+        return False
+    try:
+        given.encode()
+        return given == NO_OFFSET or json.loads(given) is not None
+    except (ValueError, RecursionError):
+        return False
 
 
 def _planned(checkpoint: OpenCheckpoint) -> OffsetsEntry | None:
