@@ -52,6 +52,21 @@ class S3Settings:
                 missing="s3.secretKey" if self.access_key else "s3.accessKey",
                 to_fix="set both, or neither to take the AWS chain's",
             )
+        if self.session_token and not self.access_key:
+            raise InvalidArgumentError(
+                "the token of temporary S3 credentials is without its keys",
+                kind="invalid-option",
+                missing="s3.accessKey, s3.secretKey",
+                to_fix="set them beside s3.sessionToken, or leave all three out to take the AWS "
+                "chain's",
+            )
+        if self.sse_kms_key and self.sse != "aws:kms":
+            raise InvalidArgumentError(
+                "S3 takes the ID of a key with aws:kms alone",
+                kind="invalid-option",
+                **{"s3.sseKmsKey": self.sse_kms_key, "s3.sse": self.sse},
+                to_fix="set s3.sse to aws:kms, or leave s3.sseKmsKey out",
+            )
 
     def profile_mark(self) -> tuple[int, ...]:
         """Return what changes with the files of the AWS profile, whose keys a client reads once."""

@@ -207,6 +207,25 @@ def test_session_token_of_the_options_is_sent(s3_server, bucket, tmp_path):
     assert s3_server.session_tokens == {"token-1"}
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"s3.accessKey": "key"}, r"missing='s3.secretKey'.* set both"),
+        ({"s3.sessionToken": "t"}, r"missing='s3.accessKey, s3.secretKey'.* set them beside"),
+        ({"s3.sseKmsKey": "id"}, r"s3.sseKmsKey='id', s3.sse=''.* set s3.sse to aws:kms"),
+        ({"s3.sseKmsKey": "id", "s3.sse": "AES256"}, r"s3.sse='AES256'.* set s3.sse to aws:kms"),
+    ],
+)
+def test_settings_that_lack_another_are_refused(options, message):
+    """Catches an error of boto3's own, and writes that the server refuses one after the other."""
+    unreached = {"s3.endpoint": "http://127.0.0.1:9", "s3.region": REGION, "s3.maxAttempts": 1}
+
+    with pytest.raises(InvalidArgumentError, match=message) as raised:
+        _ = Checkpoint("s3://bucket/query", storage_options=unreached | options).info
+
+    assert raised.value.kind == "invalid-option"
+
+
 @pytest.mark.skipif(IS_CHOSEN, reason="the settings of the other server have no token")
 @pytest.mark.parametrize("option", ["s3_access_key", "s3_session_token"])
 def test_credentials_with_a_line_break_are_not_shown(
