@@ -1016,9 +1016,10 @@ class Checkpoint(Directory):
             IncompatibleError: Another provider wrote this checkpoint (kind other-provider); some of
                 the state cannot be converted, or not to this provider, or not by this Spark.
             InternalError: A row is not what it was.
-            NotFoundError: No batch is committed, Spark's metadata is missing, or the session has
-                not got the jar.
-            CorruptionError, StorageError: State cannot be read or written; names the reason.
+            NotFoundError: No batch is committed, Spark's metadata is missing, the session has not
+                got the jar, or Spark is not installed.
+            CorruptionError, StorageError: State cannot be read or written, or the session's JVM
+                does not start; names the reason.
         """
         reach, there = self._reach.with_new(new)
         with open_conversion(

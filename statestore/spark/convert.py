@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.query_log import read_text
-from statestore.core.errors import IncompatibleError, InternalError, StorageError
+from statestore.core.errors import IncompatibleError, InternalError, NotFoundError, StorageError
 from statestore.core.options import spark_conf
 from statestore.core.providers import PROVIDER_KEY, SPARK_PROVIDERS
 from statestore.io.hadoop_process import use
@@ -304,11 +305,21 @@ class _Sessions:
 
         Raises:
             InvalidArgumentError: It is one of Spark Connect (kind spark-connect).
-            NotFoundError: The jar is not there.
+            NotFoundError: The jar is not there, or pyspark.
+            StorageError: The session's JVM does not start.
         """
         # Imported here because it is an extra, and a dry run rarely needs it.
-        from pyspark.errors import PySparkRuntimeError
-        from pyspark.sql import SparkSession
+        try:
+            from pyspark.errors import PySparkRuntimeError
+            from pyspark.sql import SparkSession
+        except ImportError as error:
+            raise NotFoundError(
+                "a conversion needs Spark, which is not installed",
+                kind="file-not-found",
+                missing=error.name,
+                python=sys.executable,
+                to_fix="pip install 'statestore[spark]'",
+            ) from error
 
         if self._session is None:
             # Also where another thread made it: it is the program's, and not to be stopped.
@@ -320,7 +331,17 @@ class _Sessions:
             "run `statestore convert`, without SPARK_REMOTE, where the checkpoint can be opened",
         )
         if self._session is None:
-            self._session = self._start(SparkSession.builder)
+            try:
+                self._session = self._start(SparkSession.builder)
+            except PySparkRuntimeError as error:
+                if error.getCondition() != "JAVA_GATEWAY_EXITED":
+                    raise
+                raise StorageError(
+                    "the JVM of the conversion's session does not start",
+                    reason=str(error),
+                    to_fix="remove the reason, which the JVM has printed; `statestore doctor` "
+                    "checks Java, Spark and the jar",
+                ) from error
             self._stack.callback(self._session.stop)
         return self._session
 

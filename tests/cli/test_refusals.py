@@ -82,6 +82,35 @@ def test_place_where_nothing_can_be_made_is_refused_at_once(
     assert not list((tmp_path / "empty").iterdir())
 
 
+@pytest.mark.parametrize(
+    ("lacks", "fix"),
+    [("pyspark", "pip install 'statestore[spark]'"), ("java", "`statestore doctor` checks Java")],
+)
+def test_conversion_without_spark_or_java_says_what_to_install(
+    tmp_path: Path, query: MadeCheckpoint, lacks: str, fix: str
+) -> None:
+    """Catches a traceback of pyspark's where a machine lacks what only this command needs."""
+    schema = tmp_path / "query/state/0/0/_metadata/schema"
+    schema.parent.mkdir(exist_ok=True)
+    schema.write_text("")
+    program = "import sys; from statestore.cli.commands import cli; "
+    program += "sys.modules['pyspark.errors'] = None; " * (lacks == "pyspark") + "cli()"
+    arguments = ["convert", query.path, str(tmp_path / "new"), "--provider", "spark-hdfs"]
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **({"JAVA_HOME": str(tmp_path)} if lacks == "java" else {})},
+    )
+
+    assert done.returncode == 1
+    assert fix in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "new").exists()
+
+
 def test_place_in_another_checkpoint_is_refused(
     tmp_path: Path, query: MadeCheckpoint, savepoint: Path
 ) -> None:
