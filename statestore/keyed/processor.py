@@ -103,6 +103,13 @@ def keyed_processor(
     function: RichFunction, output: Any = None, time_mode: TimeMode = "None"
 ) -> KeyedProcessor:
     """Return the processor that `process` hands to Spark; arguments and errors as `process`."""
+    if not isinstance(function, RichMapFunction | RichFlatMapFunction | KeyedProcessFunction):
+        raise InvalidArgumentError(
+            "not a function of keyed state",
+            to_fix="give an instance of a class that inherits RichMapFunction, "
+            "RichFlatMapFunction or KeyedProcessFunction",
+            function=getattr(function, "__name__", type(function).__name__),
+        )
     kind = _returned_by(function) if output is None else output
     columns = columns_of(kind, is_output=True, output_of=type(function).__name__)
     return KeyedProcessor(function, columns, _states_of(function, time_mode), time_mode)
@@ -261,25 +268,18 @@ def _fields_of(
     return runtime.get_state(ValueStateDescriptor(FIELDS, kind))
 
 
-def _returned_by(function: RichFunction) -> Any:
+def _returned_by(function: RichMapFunction | RichFlatMapFunction | KeyedProcessFunction) -> Any:
     """Return the type of the rows that a function returns, as it is annotated.
 
     Raises:
-        InvalidArgumentError: The function is of no kind, or not annotated.
+        InvalidArgumentError: It is not annotated.
     """
     if isinstance(function, RichMapFunction):
         returned = hints_of(function.map).get("return")
     elif isinstance(function, RichFlatMapFunction):
         returned = element_of(hints_of(function.flat_map).get("return"))
-    elif isinstance(function, KeyedProcessFunction):
-        returned = element_of(hints_of(function.process_element).get("return"))
     else:
-        raise InvalidArgumentError(
-            "not a function of keyed state",
-            to_fix="give an instance of a class that inherits RichMapFunction, "
-            "RichFlatMapFunction or KeyedProcessFunction",
-            function=getattr(function, "__name__", type(function).__name__),
-        )
+        returned = element_of(hints_of(function.process_element).get("return"))
     if returned in (None, Any):
         raise InvalidArgumentError(
             "the schema of the output is not known",

@@ -559,6 +559,14 @@ def test_rows_that_are_late_are_dropped(time_mode: Any) -> None:
         (lambda: KeyedHarness(Visits(), "user"), "by processing time"),
         (lambda: KeyedHarness(object(), "user"), "not a function of keyed state"),  # type: ignore[arg-type]
         (lambda: KeyedHarness(dict, "user"), "function='dict'. To fix: give an instance"),  # type: ignore[arg-type]
+        (
+            lambda: KeyedHarness(lambda row: (row.n,), "user", output="n INT"),  # type: ignore[arg-type]
+            "function='<lambda>'. To fix: give an instance",
+        ),
+        (
+            lambda: KeyedHarness(CountWindowAverage, "user", output="n INT"),  # type: ignore[arg-type]
+            "function='CountWindowAverage'. To fix: give an instance",
+        ),
         (lambda: KeyedHarness(Visits(), "user", state="/ck"), "state='/ck'. To fix: give"),  # type: ignore[arg-type]
         (
             lambda: harness_of_visits().batch([Row(page="a")]),
