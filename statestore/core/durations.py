@@ -19,8 +19,10 @@ def duration_ms(duration: Duration) -> int:
     return round(duration * 1000)
 
 
-def lasts(duration: Duration, least_ms: int) -> bool:
-    """Return whether a duration is finite, and at least so many milliseconds."""
+def lasts(duration: object, least_ms: int) -> bool:
+    """Return whether this is a duration, finite, and at least so many milliseconds."""
+    if not isinstance(duration, timedelta | float | int) or isinstance(duration, bool):
+        return False
     is_finite = isinstance(duration, timedelta) or math.isfinite(duration)
     return is_finite and duration_ms(duration) >= least_ms
 
@@ -36,8 +38,7 @@ def require_duration(name: str, duration: Duration, least_ms: int = 1000) -> int
     Raises:
         InvalidArgumentError: It is shorter, not finite, or no duration.
     """
-    is_one = isinstance(duration, timedelta | float | int) and not isinstance(duration, bool)
-    if not is_one or not lasts(duration, least_ms):
+    if not lasts(duration, least_ms):
         given: dict[str, Any] = {name: duration}
         problem = f"this is no duration of at least {'a second' if least_ms else '0'}"
         to_fix = "give a timedelta, or seconds"

@@ -21,6 +21,7 @@ from statestore.core.durations import Duration, duration_ms, lasts
 from statestore.core.errors import InvalidArgumentError
 
 _LARGEST_BACKOFF_MS = 1e300  # a float that can still be multiplied
+_AT_LEAST = "a timedelta, or seconds, of at least"
 
 
 class RestartStrategy(Protocol):
@@ -64,7 +65,7 @@ class FixedDelay:
 
     def __post_init__(self) -> None:
         _require(_is_whole(self.attempts, 0), "attempts", self.attempts, "a whole number from 0")
-        _require(lasts(self.delay, 0), "delay", self.delay, "at least 0 s")
+        _require(lasts(self.delay, 0), "delay", self.delay, f"{_AT_LEAST} 0")
 
     def delays(self, clock: Clock) -> Iterator[int]:  # noqa: ARG002
         """Return the delay, `attempts` times."""
@@ -94,8 +95,8 @@ class FailureRate:
         is_allowed = _is_whole(allowed, 1)
         _require(is_allowed, "max_failures_per_interval", allowed, "a whole number from 1")
         interval = self.failure_rate_interval
-        _require(lasts(interval, 1), "failure_rate_interval", interval, "at least 0.001 s")
-        _require(lasts(self.delay, 0), "delay", self.delay, "at least 0 s")
+        _require(lasts(interval, 1), "failure_rate_interval", interval, f"{_AT_LEAST} 0.001")
+        _require(lasts(self.delay, 0), "delay", self.delay, f"{_AT_LEAST} 0")
 
     def delays(self, clock: Clock) -> Iterator[int]:
         """Yield the delay until the failures of an interval are one too many."""
@@ -138,13 +139,14 @@ class ExponentialDelay:
 
     def __post_init__(self) -> None:
         first, most = self.initial_backoff, self.max_backoff
-        _require(lasts(first, 1), "initial_backoff", first, "at least 0.001 s")
-        _require(lasts(most, duration_ms(first)), "max_backoff", most, "at least initial_backoff")
+        _require(lasts(first, 1), "initial_backoff", first, f"{_AT_LEAST} 0.001")
+        is_allowed = lasts(most, duration_ms(first))
+        _require(is_allowed, "max_backoff", most, f"{_AT_LEAST} initial_backoff")
         factor = self.backoff_multiplier
         _require(1 < factor < float("inf"), "backoff_multiplier", factor, "more than 1")
         threshold = self.reset_backoff_threshold
         is_allowed = lasts(threshold, 1)
-        _require(is_allowed, "reset_backoff_threshold", threshold, "at least 0.001 s")
+        _require(is_allowed, "reset_backoff_threshold", threshold, f"{_AT_LEAST} 0.001")
         jitter = self.jitter_factor
         _require(0 <= jitter <= 1, "jitter_factor", jitter, "from 0 to 1")
         attempts = self.attempts_before_reset_backoff

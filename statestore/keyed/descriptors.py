@@ -38,9 +38,9 @@ class StateTtlConfig:
     update_type: Literal["OnCreateAndWrite", "OnReadAndWrite"] = "OnCreateAndWrite"
 
     def __post_init__(self) -> None:
-        if self.ttl < timedelta(milliseconds=1):
+        if not isinstance(self.ttl, timedelta) or self.ttl < timedelta(milliseconds=1):
             raise InvalidArgumentError(
-                "the time to live is too short", to_fix="give 1 ms or more", ttl=self.ttl
+                "this is no time to live", to_fix="give a timedelta of 1 ms or more", ttl=self.ttl
             )
         if self.update_type not in ("OnCreateAndWrite", "OnReadAndWrite"):
             raise InvalidArgumentError(
@@ -73,11 +73,17 @@ class StateDescriptor(ABC):
     ttl: StateTtlConfig | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not self.name or self.name.startswith("$"):
+        if not isinstance(self.name, str) or not self.name or self.name.startswith("$"):
             raise InvalidArgumentError(
                 "no name of a state variable: Spark's own begin with '$'",
                 to_fix="give a name that does not begin with '$'",
                 name=self.name,
+            )
+        if not isinstance(self.ttl, StateTtlConfig | None):
+            raise InvalidArgumentError(
+                "no time to live of a state variable",
+                to_fix="give a StateTtlConfig(timedelta(…)), or None",
+                ttl=self.ttl,
             )
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -43,8 +44,8 @@ def test_refused_when_the_type_is_not_known() -> None:
         _ = descriptor.types
 
 
-@pytest.mark.parametrize("name", ["", "$ttl_sum"])
-def test_refused_when_the_name_is_one_of_spark(name: str) -> None:
+@pytest.mark.parametrize("name", ["", "$ttl_sum", 7, None])
+def test_refused_when_the_name_is_one_of_spark(name: Any) -> None:
     """Catches a state that Spark takes for one of its own."""
     with pytest.raises(InvalidArgumentError, match="no name of a state variable"):
         keyed.ValueStateDescriptor(name, int)
@@ -56,13 +57,22 @@ def test_refused_when_the_name_is_one_of_spark(name: str) -> None:
         (timedelta(0), "OnCreateAndWrite"),
         (timedelta(seconds=-1), "OnCreateAndWrite"),
         (timedelta(microseconds=999), "OnCreateAndWrite"),
+        (3600, "OnCreateAndWrite"),
+        ("5m", "OnCreateAndWrite"),
         (timedelta(seconds=1), "Disabled"),
     ],
 )
-def test_refused_when_no_time_to_live_is_that_way(ttl: timedelta, update_type: str) -> None:
+def test_refused_when_no_time_to_live_is_that_way(ttl: Any, update_type: str) -> None:
     """Catches a state that expires at once, or never."""
     with pytest.raises(InvalidArgumentError, match="time to live"):
         keyed.StateTtlConfig(ttl, update_type)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ttl", [timedelta(days=7), 7])
+def test_refused_when_a_time_to_live_is_no_config_of_one(ttl: Any) -> None:
+    """Catches an error from the inside of a task, where the state is first asked for."""
+    with pytest.raises(InvalidArgumentError, match=r"ttl=.* give a StateTtlConfig"):
+        keyed.ValueStateDescriptor("n", int, ttl=ttl)
 
 
 def test_time_to_live_is_in_whole_milliseconds() -> None:
