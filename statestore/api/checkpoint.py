@@ -586,7 +586,8 @@ class Checkpoint(Directory):
             An open store, owned by the caller; close it or use it as a context manager.
 
         Raises:
-            InvalidArgumentError: Several attempts made the version and none was named.
+            InvalidArgumentError: Several attempts made the version and none was named; there is no
+                such store; or the backend keeps none without Spark.
         """
         with self._reach.using():
             return open_store(

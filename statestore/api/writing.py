@@ -79,6 +79,12 @@ def _directory(
     like: Checkpoint | Savepoint | CapturedQuery, destination: DirectoryLike
 ) -> Checkpoint | Savepoint:
     """Return where a query is that rows are written for; a captured one is found by its means."""
+    if not isinstance(like, Checkpoint | Savepoint | CapturedQuery):
+        raise InvalidArgumentError(
+            "not a query to write rows of",
+            to_fix="give a Checkpoint, a Savepoint or a CapturedQuery, not its directory",
+            like=like,
+        )
     if not isinstance(like, CapturedQuery):
         return like
     if isinstance(destination, Directory):

@@ -209,7 +209,7 @@ def _pyspark() -> str:
 
 
 def _nearest_backend(backend: str) -> str:
-    return difflib.get_close_matches(backend, PROVIDERS, n=1, cutoff=0.0)[0]
+    return difflib.get_close_matches(str(backend), PROVIDERS, n=1, cutoff=0.0)[0]
 
 
 def _runs_engines_here(conf: Mapping[str, object]) -> bool:

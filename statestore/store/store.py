@@ -92,6 +92,12 @@ def open_store(
     clock, options = place.clock, place.options
     store_name = StoreName(operator, partition, store)
     _check(store_name, partition + 1)
+    if backend not in (None, *_BACKENDS):
+        raise InvalidArgumentError(
+            "no state backend of a store without Spark",
+            backend=backend,
+            to_fix=f"use one of {', '.join(_BACKENDS)}",
+        )
     scratch = ExitStack()
     scratch_directory = scratch.enter_context(temporary_directory())
     try:

@@ -65,6 +65,15 @@ def test_store_that_cannot_be_is_refused_when_it_is_opened(tmp_path, how):
     at(tmp_path / "new", options=OPTIONS).open_store(partition=3, num_partitions=4).close()
 
 
+@pytest.mark.parametrize("backend", ["RocksDB", "heap", 7])
+def test_store_of_another_backend_is_refused_by_name(tmp_path, backend):
+    """Catches an error that has the name and says nothing."""
+    with pytest.raises(InvalidArgumentError, match=r"backend=.* use one of filesystem, rocksdb"):
+        at(tmp_path / "new", options=OPTIONS).open_store(backend=backend)
+
+    assert files_below(tmp_path) == {}
+
+
 def test_rows_of_internal_column_families_stay_counted(tmp_path):
     """Catches a query that shows more rows than it has after a commit from Python."""
     families = (ColumnFamily(0, "default"), ColumnFamily(1, "$counts", internal=True))

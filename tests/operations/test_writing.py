@@ -441,6 +441,13 @@ def test_rows_without_a_key_get_none(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("like", ["/data/checkpoint", Path("/data"), None])
+def test_rows_are_written_for_an_object_and_no_directory(tmp_path: Path, like: Any) -> None:
+    """Catches an error from the inside where a directory is named as it is elsewhere."""
+    with pytest.raises(InvalidArgumentError, match=r"like=.* not its directory"):
+        write_savepoint(tmp_path / "savepoint", like=like, rows={})
+
+
 def test_what_is_no_offset_of_a_source_is_refused(tmp_path: Path) -> None:
     """Catches a log that Spark cannot read, told after all state was written, or never."""
     path = write_checkpoint(tmp_path / "query", [{"default": {("a", 1): (1, "x")}}])

@@ -179,6 +179,7 @@ def test_jars_of_the_builder_stay_and_ours_comes_once(jar: str) -> None:
     ("arguments", "message"),
     [
         ({"backend": "rocks"}, r"backend='rocks', nearest='rocksdb'"),
+        ({"backend": None}, r"backend=None, .* use one of heap, filesystem, rocksdb"),
         ({"fsync_enable": True}, r"key='fsync_enable', nearest='fsync_enabled'"),
         ({"fsync.enable": True}, r"key='fsync.enable', nearest='fsync.enabled'"),
         ({"rocksdb.writeBufferSize": 5}, r"key='rocksdb.writeBufferSize', nearest='rocksdb\."),
