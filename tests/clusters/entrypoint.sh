@@ -1,6 +1,8 @@
 #!/bin/bash
 # What a pod of Spark starts with, as in Spark's own images: entrypoint.sh driver|executor [ARGUMENT]...
 set -eu
+# Java wants a name of every user.
+getent passwd "$(id -u)" > /dev/null || echo "spark:x:$(id -u):$(id -g)::/tmp:/bin/sh" >> /etc/passwd
 case $1 in
   driver)
     shift

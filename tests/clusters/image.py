@@ -39,8 +39,7 @@ def make_base(folder: Path) -> None:
     work.mkdir()
     work.chmod(0o775)  # Spark fetches jars to it
     shutil.copy(Path(__file__).with_name("entrypoint.sh"), root / "opt" / "entrypoint.sh")
-    with (root / "etc" / "passwd").open("a") as users:
-        users.write("spark:x:{uid}:{gid}::/tmp:/bin/sh\n".format(**_SPARK_USER))
+    (root / "etc" / "passwd").chmod(0o664)  # entrypoint.sh adds the user
 
 
 def build(folder: Path, dockerfile: str, context: Path) -> None:
@@ -71,7 +70,7 @@ def build(folder: Path, dockerfile: str, context: Path) -> None:
                 shutil.copy(context / source, folder / "root" / target.lstrip("/"))
             case _:
                 raise KeyError(instruction)
-    assert user == "spark"
+    assert user == str(_SPARK_USER["uid"])
     config = {
         "user": _SPARK_USER,
         "directory": f"/{_SPARK_HOME}/work-dir",

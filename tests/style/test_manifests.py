@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from statestore.codec.sorting import RUN_BYTES
 from statestore.core.options import PREFIX, TABLE
 
 from .test_commands_in_documents import check
@@ -135,3 +136,23 @@ def test_monitor_asks_executors_at_the_port_of_their_exporter() -> None:
     name, address = endpoint["relabelings"]
     assert re.fullmatch(name["regex"], "spark-kubernetes-executor")
     assert (address["targetLabel"], address["replacement"]) == ("__address__", f"${{1}}:{port}")
+
+
+def test_images_name_their_user_by_its_number() -> None:
+    """Catches a build without that user, and a pod that `runAsNonRoot` refuses."""
+    files = re.findall(r"```dockerfile\n(.*?)```", (DOCS / "deploy.md").read_text(), re.DOTALL)
+
+    users = [re.findall(r"^USER (.+)$", file, re.MULTILINE)[-1] for file in files]
+
+    assert users == [str(pod_of_savepoints()["securityContext"]["runAsUser"])] * 2
+
+
+def test_savepoints_fit_the_limits_of_their_container() -> None:
+    """Catches processes for all cores of a node, which are killed for lack of memory."""
+    (container,) = pod_of_savepoints()["containers"]
+    limits = container["resources"]["limits"]
+    process_bytes = 3 * RUN_BYTES + (256 << 20)  # rows, and an interpreter
+
+    assert int(limits["memory"].removesuffix("Gi")) << 30 >= (
+        (1 + int(limits["cpu"])) * process_bytes
+    )
