@@ -18,7 +18,7 @@ from statestore.checkpoint.layout import BODIES, StoreLocation
 from statestore.core.providers import IN_DRIVER_MEMORY
 from statestore.io.hadoop import HadoopFileIO
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.full_state import MAX_STATES_AT_ONCE, write_states
+from statestore.operations.full_state import states_at_once, write_states
 from statestore.operations.processes import into_shares, map_in_processes, place_for_processes
 from statestore.operations.states import most_rows
 
@@ -98,7 +98,7 @@ def write_pairs(
             yield from zip(share.pairs, made, strict=True)
         return
     write = partial(_write, source, taking=taking, io=io, work=work)
-    with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
+    with ThreadPoolExecutor(states_at_once()) as pool:
         made_of = cast("Generator[dict[StoreName, PublishedFile]]", pool.map(write, pairs))
         with closing(made_of):  # the pool waits for all that is not cancelled
             yield from zip(pairs, made_of, strict=True)

@@ -8,7 +8,6 @@ sorted on the local disk.
 from __future__ import annotations
 
 import math
-import os
 import tempfile
 from contextlib import contextmanager
 from dataclasses import replace
@@ -35,6 +34,7 @@ from statestore.codec.sorting import gather, join_batches
 from statestore.codec.trailer import RowCounts
 from statestore.core.errors import InternalError
 from statestore.io.local import named_errors
+from statestore.operations.processes import num_cores
 from statestore.operations.rows_by_partition import RowsByPartition
 
 if TYPE_CHECKING:
@@ -48,11 +48,18 @@ if TYPE_CHECKING:
     from statestore.codec.trailer import Trailer
 
 
-MAX_STATES_AT_ONCE = min(os.cpu_count() or 1, 8)
-"""Stores read and written side by side; Arrow and RocksDB work outside of Python's lock."""
+_MOST_STATES_AT_ONCE = 8
 
 MAX_OPEN_STATES = 64
 """State partitions that rows are dealt out to as they are read: each has a file and rows held."""
+
+
+def states_at_once() -> int:
+    """Return how many stores are read and written side by side.
+
+    Arrow and RocksDB work outside of Python's lock.
+    """
+    return min(num_cores(), _MOST_STATES_AT_ONCE)
 
 
 def deal_out(num_before: int, num_after: int) -> list[tuple[range, range]]:

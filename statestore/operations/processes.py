@@ -7,6 +7,7 @@ import os
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, TypeVar
 
@@ -61,13 +62,18 @@ def num_processes() -> int:
 
     One where the package is not installed that starts them, or this one may not start any.
     """
-    if multiprocessing.current_process().daemon:
+    if multiprocessing.current_process().daemon or find_spec("loky") is None:
         return 1
+    return min(num_cores(), _MOST_PROCESSES)
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use; without loky those of the machine."""
     try:
         from loky import cpu_count  # knows what a container may use
     except ModuleNotFoundError:
-        return 1
-    return min(int(cpu_count()), _MOST_PROCESSES)
+        return os.cpu_count() or 1
+    return int(cpu_count())
 
 
 def into_shares(work: Sequence[Item]) -> list[list[Item]]:

@@ -46,8 +46,8 @@ from statestore.operations.forget.files import StoreFile, files_of_operator
 from statestore.operations.forget.result import Forget
 from statestore.operations.forget.search import find_rows, search
 from statestore.operations.full_state import (
-    MAX_STATES_AT_ONCE,
     dealt_anew,
+    states_at_once,
     write_full_state,
 )
 from statestore.operations.in_use import require_no_pins
@@ -334,7 +334,7 @@ class Forgetting:
         heads = self._version.heads
         work = self.checkpoint.synced_work()
         made: dict[StoreName, PublishedFile] = {}
-        with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
+        with ThreadPoolExecutor(states_at_once()) as pool:
             for store, head in zip(
                 heads, pool.map(lambda one: self._write_one(one, work), heads), strict=True
             ):

@@ -34,7 +34,7 @@ from statestore.core.key_groups import (
     resolve_max_parallelism,
 )
 from statestore.io.local import named_errors
-from statestore.operations.full_state import MAX_STATES_AT_ONCE, write_full_state
+from statestore.operations.full_state import states_at_once, write_full_state
 from statestore.operations.passes import Pass
 from statestore.operations.reading.read import decode_pairs
 from statestore.operations.rehashing import not_where_they_belong, rehash
@@ -128,7 +128,7 @@ class FromSpark(Pass):
         """Write them: each state partition by itself, or each row where its key group belongs."""
         ((operator, name),) = stores
         first = StoreName(state.operators.new_id(operator), 0, name)
-        with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
+        with ThreadPoolExecutor(states_at_once()) as pool:
             if len(self.states) == self.num_partitions:
                 made = list(pool.map(partial(self._write_again, state, first), self.states))
             else:

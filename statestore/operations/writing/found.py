@@ -20,7 +20,7 @@ from statestore.codec.python_values import to_pylist
 from statestore.codec.rows import pick
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.text import escape_controls, format_count
-from statestore.operations.full_state import MAX_STATES_AT_ONCE
+from statestore.operations.full_state import states_at_once
 from statestore.operations.states import read_rows
 from statestore.operations.writing.family_rows import Gone, LaidBy
 
@@ -79,7 +79,7 @@ def find_rows(
     shown: Any = (
         None if given is None else pa.chunked_array(given, pa.binary()).unique()[:_MOST_KEYS]
     )
-    with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
+    with ThreadPoolExecutor(states_at_once()) as pool:
         count = partial(_of_partition, checkpoint, deleted, shown, put)
         parts = list(pool.map(count, deleted.shape.heads))
     some = [word for _, _, words in parts for word in words][:_MOST_KEYS]

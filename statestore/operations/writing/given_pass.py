@@ -18,7 +18,7 @@ from statestore.codec.references import StoreName
 from statestore.codec.rows import pick, to_numpy
 from statestore.codec.sorting import gather, sort_into_runs
 from statestore.core.errors import InvalidArgumentError
-from statestore.operations.full_state import MAX_STATES_AT_ONCE, StateWriter
+from statestore.operations.full_state import StateWriter, states_at_once
 from statestore.operations.passes import Pass
 from statestore.operations.rows_by_partition import RowsByPartition
 from statestore.operations.states import read_rows
@@ -86,7 +86,7 @@ class Given(Pass):
                 of = replace(new, checkpoint_id=ids[partition])
                 return self._write(state.location(store), of, laid_by.batches(partition), work)
 
-            with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
+            with ThreadPoolExecutor(states_at_once()) as pool:
                 written = list(pool.map(write_one, partitions))
         num_doubles = num_given - sum(num_single for _, num_single in written)
         if num_doubles:

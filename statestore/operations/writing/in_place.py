@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import store_directory
 from statestore.core.ids import RandomIds
-from statestore.operations.full_state import MAX_STATES_AT_ONCE
+from statestore.operations.full_state import states_at_once
 from statestore.operations.result import no_progress
 from statestore.operations.step import step
 from statestore.operations.writing.changes import changes_of, write_changes
@@ -120,6 +120,6 @@ class EditInPlace:
             location = checkpoint.location(head.trailer.store)
             return write_changes(location, head, changes(head), ids.new_id(), work)
 
-        with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
+        with ThreadPoolExecutor(states_at_once()) as pool:
             made = list(pool.map(write_one, shape.heads))
         return {one.trailer.store: one for one in made}

@@ -41,7 +41,7 @@ from statestore.core.errors import CorruptionError, IncompatibleError, InvalidAr
 from statestore.core.text import format_count
 from statestore.io.storage import hadoop_uri
 from statestore.operations.copy_result import FamilyChange
-from statestore.operations.full_state import MAX_STATES_AT_ONCE, StateWriter
+from statestore.operations.full_state import StateWriter, states_at_once
 from statestore.operations.metadata_file import new_query_id
 from statestore.operations.operator_map import JOIN_STORES, OLDEST_JOIN_FORMAT
 from statestore.operations.passes import Pass
@@ -362,6 +362,6 @@ class Indexed(Pass):
             )
             return made
 
-        with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
+        with ThreadPoolExecutor(states_at_once()) as pool:
             made = list(pool.map(write_one, range(state.num_partitions)))
         return {file.trailer.store: file for file in made}
