@@ -45,15 +45,24 @@ _IN_JAR = ("statestore-python/", "statestore-py4j/")
 """Directories of a jar for its engines: the package, and py4j."""
 _IMPORT = """
 import importlib, json, sys
+def version_of(module, package):
+    if hasattr(module, "__version__"):
+        return module.__version__
+    try:
+        from importlib import metadata
+        return metadata.version(package)
+    except ImportError:
+        return ""
 found = {}
-for name in sys.argv[1:]:
+for name, package in json.loads(sys.argv[1]).items():
     try:
         module = importlib.import_module(name)
-        found[name] = {"version": getattr(module, "__version__", ""), "file": module.__file__}
+        found[name] = {"version": version_of(module, package), "file": module.__file__}
     except Exception as error:
         found[name] = {"error": f"{type(error).__name__}: {error}"}
 print(json.dumps({"python": sys.version_info[:3], "modules": found}))
 """
+"""Runs in any Python, also in one that is too old: there is no importlib.metadata before 3.8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +175,8 @@ class Diagnosis:
     def _check_spark(self) -> str:
         """The pyspark of this Python."""
         fix = f"pip install 'statestore[spark]', which takes pyspark {_RANGE}"
-        found = _import(sys.executable, "this command", ["pyspark"])["modules"]["pyspark"]
+        modules = _import(sys.executable, "this command", {"pyspark": "pyspark"})["modules"]
+        found = modules["pyspark"]
         if "error" in found:
             raise NotFoundError(
                 "pyspark cannot be imported",
@@ -180,7 +190,7 @@ class Diagnosis:
 
     def _check_python(self) -> str:
         """The packages of the Python that engines run in."""
-        found = _import(self._python, self._python_from, list(self._packages))
+        found = _import(self._python, self._python_from, self._packages)
         version = ".".join(map(str, found["python"]))
         if tuple(found["python"]) < MIN_PYTHON:
             raise IncompatibleError(
@@ -201,15 +211,7 @@ class Diagnosis:
                 errors="; ".join(missing.values()),
                 to_fix=f"{self._python} -m pip install {names}, on every executor",
             )
-        old = [name for name in modules if is_too_old(name, modules[name]["version"])]
-        if old:
-            wanted = " ".join(f"'{self._packages[name]}>={OLDEST[name]}'" for name in old)
-            raise IncompatibleError(
-                "packages that an engine imports are too old",
-                python=self._python,
-                found=", ".join(f"{name} {modules[name]['version']}" for name in old),
-                to_fix=f"{self._python} -m pip install {wanted}, on every executor",
-            )
+        self._require_recent("an engine imports", self._packages, modules)
         packages = ", ".join(f"{name} {modules[name]['version']}".rstrip() for name in modules)
         return f"{version} with {packages}, {self._python} from {self._python_from}"
 
@@ -228,7 +230,7 @@ class Diagnosis:
         return replace(done, status="skip") if done.status == "fail" else done
 
     def _find(self, packages: dict[str, str], needed_by: str) -> str:
-        modules = _import(self._python, self._python_from, list(packages))["modules"]
+        modules = _import(self._python, self._python_from, packages)["modules"]
         missing = [package for name, package in packages.items() if "error" in modules[name]]
         if missing:
             raise NotFoundError(
@@ -237,9 +239,23 @@ class Diagnosis:
                 to_fix=f"{self._python} -m pip install {' '.join(missing)}, on every executor, for "
                 "such a query",
             )
+        self._require_recent(f"only {needed_by} needs", packages, modules)
         return ", ".join(
             f"{package} {modules[name]['version']}".rstrip() for name, package in packages.items()
         )
+
+    def _require_recent(
+        self, wanted_by: str, packages: dict[str, str], modules: dict[str, dict[str, str]]
+    ) -> None:
+        old = [name for name in modules if is_too_old(name, modules[name]["version"])]
+        if old:
+            wanted = " ".join(f"'{packages[name]}>={OLDEST[name]}'" for name in old)
+            raise IncompatibleError(
+                f"packages that {wanted_by} are too old",
+                python=self._python,
+                found=", ".join(f"{name} {modules[name]['version']}" for name in old),
+                to_fix=f"{self._python} -m pip install {wanted}, on every executor",
+            )
 
     def _check_engine(self) -> str:
         """A real engine: the package and py4j of the jar, the Python of the engines."""
@@ -411,11 +427,17 @@ def find_backend() -> tuple[str, str] | None:
     return next(((name, str(path)) for name, of in PROVIDERS.items() if of == provider), None)
 
 
-def _import(python: str, origin: str, modules: list[str]) -> dict[str, Any]:
-    """Import modules in another Python; return its version, and version or error of each."""
+def _import(python: str, origin: str, packages: dict[str, str]) -> dict[str, Any]:
+    """Import modules in another Python; return its version, and version or error of each.
+
+    Args:
+        python: The Python.
+        origin: Where its name comes from.
+        packages: Names for pip, by module.
+    """
     try:
         done = subprocess.run(
-            [python, "-c", _IMPORT, *modules],
+            [python, "-c", _IMPORT, json.dumps(packages)],
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import venv
 import zipfile
@@ -213,6 +214,27 @@ def test_python_without_packages_fails_with_the_pip_line(tmp_path: Path) -> None
     install = f"{python} -m pip install pyarrow numpy google-crc32c"
     assert install in checks(result)["python"]["to_fix"]
     assert checks(result)["engine"]["status"] == "skip"
+
+
+def test_packages_that_are_too_old_fail_though_their_modules_do_not_tell(tmp_path: Path) -> None:
+    """Catches a machine found well, whose engines fail with their first load or commit."""
+    for name, version in (("rocksdict", "0.3.9"), ("google_crc32c", "1.1.2")):
+        folder = tmp_path / "installed" / f"{name}-{version}.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    path = os.pathsep.join([str(tmp_path / "installed"), os.environ.get("PYTHONPATH", "")])
+    how = ("--output=json", f"--storage={tmp_path}")
+
+    found = checks(doctor("--backend=rocksdb", *how, PYTHONPATH=path))
+    shutil.rmtree(folder)  # that of what every engine imports
+    unnamed = checks(doctor(*how, PYTHONPATH=path))
+
+    assert found["python"]["status"] == "fail"
+    assert "google_crc32c 1.1.2, rocksdict 0.3.9" in found["python"]["detail"]
+    assert "'google-crc32c>=1.6' 'rocksdict>=0.3.29'" in found["python"]["to_fix"]
+    assert unnamed["python"]["status"] == "ok"
+    assert unnamed["rocksdb"]["status"] == "skip"
+    assert "pip install 'rocksdict>=0.3.29'" in unnamed["rocksdb"]["to_fix"]
 
 
 def test_packages_that_few_queries_need_are_named_and_do_not_fail(stand_in: Any) -> None:

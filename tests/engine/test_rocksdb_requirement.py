@@ -1,5 +1,6 @@
 """Without rocksdict the rocksdb backend says so, the same way every time."""
 
+import os
 import subprocess
 import sys
 
@@ -9,8 +10,8 @@ import statestore
 from statestore.core.errors import InvalidArgumentError
 from statestore.io.shim_jar import JAR_VARIABLE
 
-LOADS = """
-import importlib.abc, json, sys, threading, time
+HIDDEN = """
+import importlib.abc, sys, time
 
 class Hidden(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
@@ -19,6 +20,9 @@ class Hidden(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError("No module named 'rocksdict'", name="rocksdict")
 
 sys.meta_path.insert(0, Hidden())
+"""
+LOADS = """
+import json, sys, threading
 from statestore.engine.service import EngineService
 
 engine = EngineService(sys.argv[1])
@@ -34,7 +38,7 @@ for _ in range(8):
     threads = [threading.Thread(target=load) for _ in range(8)]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
-kinds = {(one["kind"], one["fields"].get("missing")) for one in found}
+kinds = {(one["kind"], *map(one["fields"].get, ("missing", "found"))) for one in found}
 print(json.dumps([len(found), sorted(kinds)]))
 """
 
@@ -42,10 +46,31 @@ print(json.dumps([len(found), sorted(kinds)]))
 def test_missing_rocksdict_is_named_when_many_stores_load_at_once(tmp_path):
     """Catches `cannot import name 'Memory'`, kind internal: a module that is half imported."""
     done = subprocess.run(
-        [sys.executable, "-c", LOADS, str(tmp_path)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", HIDDEN + LOADS, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
 
-    assert done.stdout.strip() == '[64, [["invalid-argument", "rocksdict"]]]'
+    assert done.stdout.strip() == '[64, [["invalid-argument", "rocksdict", null]]]'
+
+
+def test_old_rocksdict_is_named(tmp_path):
+    """Catches an error of rocksdict's own, kind internal, that does not say to install another."""
+    installed = tmp_path / "installed" / "rocksdict-0.3.9.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Name: rocksdict\nVersion: 0.3.9\n")
+    path = os.pathsep.join([str(installed.parent), *sys.path])
+
+    done = subprocess.run(
+        [sys.executable, "-c", LOADS, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+    assert done.stdout.strip() == '[64, [["invalid-argument", null, "0.3.9"]]]'
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 import threading
+from functools import cache
 
 from statestore.core.errors import InvalidArgumentError
+from statestore.core.version import OLDEST, is_too_old
 
 _LOCK = threading.Lock()
 
@@ -17,7 +20,8 @@ def require_rocksdict() -> None:
     half a module, and an error without the cause.
 
     Raises:
-        InvalidArgumentError: It is not installed, or cannot be loaded; the same error every time.
+        InvalidArgumentError: It is not installed, is too old, or cannot be loaded; the same error
+            every time.
     """
     with _LOCK:
         try:
@@ -30,3 +34,21 @@ def require_rocksdict() -> None:
                 reason=str(error),
                 to_fix="pip install 'statestore[rocksdb]' for that Python, on every executor",
             ) from error
+        found = _installed()
+    if is_too_old("rocksdict", found):
+        raise InvalidArgumentError(
+            "the rocksdb backend needs a later rocksdict",
+            found=found,
+            python=sys.executable,
+            to_fix=f"pip install 'rocksdict>={OLDEST['rocksdict']}' for that Python, on every "
+            "executor",
+        )
+
+
+@cache
+def _installed() -> str:
+    """Return the version, which the module does not tell; nothing where it was not installed."""
+    try:
+        return importlib.metadata.version("rocksdict")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
