@@ -66,7 +66,8 @@ private[engine] object ScratchDirectory {
   }
 
   private def createIn(parent: Path): ScratchDirectory = {
-    Files.createDirectories(parent)
+    // Java before 17.0.14 refuses a link to a directory.
+    if (!Files.isDirectory(parent)) Files.createDirectories(parent)
     val path = parent.resolve(NamePrefix + UUID.randomUUID())
     Files.createDirectory(
       path,
