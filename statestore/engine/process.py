@@ -22,6 +22,7 @@ from statestore.core.errors import ProtocolError, StateStoreError
 from statestore.core.version import __version__
 from statestore.engine import PROTOCOL_VERSION
 from statestore.engine.scratch import NAME_PATTERN
+from statestore.io.local import named_errors
 from statestore.io.scratch import ScratchDirectory
 
 EXIT_REFUSED = 3
@@ -106,7 +107,8 @@ def run_process(serve: Callable[[Handshake], tuple[int, Callable[[], bool]]]) ->
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         handshake = read_handshake(sys.stdin.buffer)
-        scratch = ScratchDirectory(handshake.scratch)
+        with named_errors("use the scratch directory", handshake.scratch):
+            scratch = ScratchDirectory(handshake.scratch)
         port, end = serve(handshake)
     except (StateStoreError, OSError, pa.ArrowException) as error:
         refusal = (

@@ -30,6 +30,7 @@ from statestore.engine.session import Session, snapshot_pool
 from statestore.engine.sessions import Sessions
 from statestore.engine.storages import Storages
 from statestore.engine.telemetry import Telemetry
+from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +60,7 @@ class EngineService:
         name: Name of this engine among those of the scratch directory.
 
     Raises:
-        OSError: The scratch directory cannot be written.
+        StorageError: The scratch directory cannot be written.
     """
 
     def __init__(
@@ -75,7 +76,8 @@ class EngineService:
         self._clock = clock or SystemClock()
         self._memory = EngineMemory(self._clock.elapsed_ms)
         own = EngineDirectory(scratch_directory, name)
-        self._restarts = own.begin()
+        with named_errors("use the scratch directory", scratch_directory):
+            self._restarts = own.begin()
         self._storages = Storages(own.fetched, self._clock, io, hadoop)
         self._hadoop = hadoop
         self._leases = QueryLeases(self._storages, self._clock, application, executor)

@@ -1,4 +1,4 @@
-"""Operations whose disk is full, on a small file system of their own."""
+"""Operations, and engines that start, whose disk is full, on a small file system of their own."""
 
 import json
 import subprocess
@@ -94,3 +94,31 @@ def test_operation_says_that_the_disk_is_full_and_can_be_repeated(outcomes, oper
         assert failure.startswith("storage-full: [storage-full] ")
         assert disk in failure
     assert [findings for _, findings in found[operation] if findings] == []
+
+
+ENGINE = """
+import sys
+from pathlib import Path
+from tests.engine_process import EngineProcess, EngineRefusedError
+from tests.faults.full_disk import fill
+scratch = Path(sys.argv[1], "statestore-scratch-a")
+scratch.mkdir()
+(scratch / "lock").write_text(sys.argv[2])
+fill(scratch.parent, 0)
+try:
+    EngineProcess(str(scratch)).kill()
+except EngineRefusedError as error:
+    print(error.refusal["kind"], error)
+"""
+
+
+@pytest.mark.parametrize("lock", ["", "its space is there"], ids=["lock", "directory"])
+def test_engine_says_that_its_disk_is_full(tmp_path, lock):
+    """Catches a query that fails with neither the disk nor what to do."""
+    disk = tmp_path / "disk"
+
+    shown = on_a_small_disk(disk, "64k", sys.executable, "-c", ENGINE, disk, lock)
+
+    assert shown.startswith("storage-full ")
+    assert f"file='{disk}/statestore-scratch-a'" in shown
+    assert "To fix: free space on the file system of this path" in shown

@@ -15,12 +15,12 @@ from tools.scala import SPARK_JARS, compile_scala
 CHECK = "io/statestore/provider/FullDiskCheck"
 ROWS = "io/statestore/view/LongRows"
 SOURCES = Path(__file__).resolve().parents[2] / "jvm-shim/src/test/scala"
-MAX_FILE_BYTES = 1 << 16
+MAX_FILE_BYTES = 1 << 14
 
 
 @pytest.mark.extended
 @pytest.mark.timeout(240)
-def test_commit_without_space_for_its_file_says_so_by_path(tmp_path: Path) -> None:
+def test_commit_or_engine_without_space_for_its_files_says_so_by_path(tmp_path: Path) -> None:
     """Catches a full disk that is shown as an error of RocksDB's, or a file that is left there."""
     classes, local = tmp_path / "classes", tmp_path / "local"
     classes.mkdir()
@@ -42,10 +42,13 @@ def test_commit_without_space_for_its_file_says_so_by_path(tmp_path: Path) -> No
         shown, _ = process.communicate("\n", timeout=100)
 
     assert process.returncode == 0
-    *failures, left = shown.splitlines()
+    *failures, start, left = shown.splitlines()
     assert left == "left="
     assert [line.partition(" ")[0] for line in failures] == ["filesystem"] * 2 + ["rocksdb"] * 2
     for line in failures:
-        assert "LocalDiskException: [storage-full] cannot write the delta: path=" in line
-        assert re.search(rf"path={local}/statestore-scratch-\S+/delta-\d+, error=", line)
+        path = rf"{local}/statestore-scratch-\S+/delta-\d+"
+        assert re.search(rf"cannot write the delta: path={path}, error=", line)
+    assert re.search(rf"lay out the engine's package: path={local}/\S+/python, error=", start)
+    for line in (*failures, start):
+        assert "LocalDiskException: [storage-full] cannot " in line
         assert "To fix: free space on the local disk of the executor (spark.local.dir)" in line

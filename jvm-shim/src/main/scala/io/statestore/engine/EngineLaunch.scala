@@ -7,7 +7,7 @@ import java.nio.file.StandardCopyOption.ATOMIC_MOVE
 
 import scala.jdk.CollectionConverters._
 
-import io.statestore.Resources
+import io.statestore.{Resources, ShimErrors}
 
 import org.apache.spark.{SparkContext, SparkEnv}
 import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
@@ -64,6 +64,7 @@ private[engine] object EngineLaunch {
    *
    * @param enginePackage `embedded` to extract the jar's copy into `scratch`, `installed` to leave
    *        the package to the Python's own environment
+   * @throws io.statestore.LocalDiskException the local disk is full or failed
    */
   def prepare(enginePackage: String, scratch: File): EngineLaunch = {
     val (python, pythonFrom) = choosePython()
@@ -131,14 +132,16 @@ private[engine] object EngineLaunch {
 
   private def extract(root: String, directory: File): File = {
     val index = new String(Resources.bytes(root + "INDEX"), UTF_8)
-    index.linesIterator.map(_.trim).filter(_.nonEmpty).foreach { path =>
-      val file = directory.toPath.resolve(path)
-      if (!Files.exists(file)) {
-        Files.createDirectories(file.getParent)
-        // Another engine may be starting.
-        val written = Files.createTempFile(file.getParent, ".tmp-", null)
-        Files.write(written, Resources.bytes(root + path))
-        Files.move(written, file, ATOMIC_MOVE)
+    ShimErrors.onLocalDisk("lay out the engine's package", directory) {
+      index.linesIterator.map(_.trim).filter(_.nonEmpty).foreach { path =>
+        val file = directory.toPath.resolve(path)
+        if (!Files.exists(file)) {
+          Files.createDirectories(file.getParent)
+          // Another engine may be starting.
+          val written = Files.createTempFile(file.getParent, ".tmp-", null)
+          Files.write(written, Resources.bytes(root + path))
+          Files.move(written, file, ATOMIC_MOVE)
+        }
       }
     }
     directory

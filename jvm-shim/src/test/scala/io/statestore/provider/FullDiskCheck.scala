@@ -1,6 +1,6 @@
 package io.statestore.provider
 
-import io.statestore.ShimOptions
+import io.statestore.{Json, ShimOptions}
 import io.statestore.keygroup.KeyGroups
 import io.statestore.rocksdb.SstSettings
 import io.statestore.view._
@@ -10,7 +10,8 @@ import org.apache.spark.sql.execution.streaming.state.{StateStoreConf, StateStor
 /**
  * Commits rows that the local disk has no space for, with each writer: few rows, which reach the
  * disk when their file ends, and many, which reach it before. Prints a line when all that a commit
- * needs is loaded, waits for a byte, then prints how each commit failed and which files are left.
+ * needs is loaded, waits for a byte, then prints how each commit failed, how the start of an engine
+ * did, and which files are left.
  */
 object FullDiskCheck {
   import LongRows._
@@ -36,15 +37,18 @@ object FullDiskCheck {
     println("ready")
     System.in.read()
     for (context <- contexts; rows <- fewAndMany) {
-      println(s"${context.backend} $rows ${failureOf(context, rows)}")
+      println(s"${context.backend} $rows ${failureOf(commit(context, rows).run())}")
     }
+    val status = Json.obj().put("op", "status")
+    val start = failureOf(contexts.head.engines.call("store", status))
+    println(s"start $start")
     val scratch = contexts.head.engines.scratchFile("none").getParentFile
-    println(s"left=${scratch.list.filter(_ != "lock").mkString(",")}")
+    println(s"left=${scratch.list.filterNot(Set("lock", "python")).mkString(",")}")
   }
 
-  private def failureOf(context: StoreContext, rows: Int): Throwable =
+  private def failureOf(act: => Any): Throwable =
     try {
-      commit(context, rows).run()
+      act
       null
     } catch { case e: Exception => e }
 
