@@ -276,7 +276,8 @@ def _told_to_client() -> Iterator[None]:
 
 
 def _location(host: str, port: int) -> str:
-    return f"grpc://[{host}]:{port}" if ":" in host else f"grpc://{host}:{port}"
+    bare = host.strip("[]")  # Spark puts an address of IPv6 in brackets
+    return f"grpc://[{bare}]:{port}" if ":" in bare else f"grpc://{bare}:{port}"
 
 
 def _ticket(path: str) -> flight.Ticket:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import threading
 import time
 from pathlib import Path
@@ -13,11 +14,16 @@ from pyarrow import flight
 from statestore.codec.rows import PUT, Row
 from statestore.core.errors import FencedError, NotFoundError, StorageError
 from statestore.engine.service import EngineService
-from statestore.io.checkpoint_memory import SLICE_BYTES, CheckpointMemoryFileIO
+from statestore.io.checkpoint_memory import (
+    SLICE_BYTES,
+    CheckpointMemoryFileIO,
+    CheckpointMemoryServer,
+)
 from statestore.io.checkpoint_memory_address import CheckpointMemoryAddress
 from statestore.io.fetch_cache import FetchCache
+from statestore.io.memory import MemoryFileIO
 from statestore.testing.deltas import write_stream
-from tests.engine_process import CheckpointMemory
+from tests.engine_process import TOKEN, CheckpointMemory
 
 G = 8
 FAMILIES = [{"id": 0, "name": "default", "key_schema": "{}", "value_schema": "{}"}]
@@ -46,6 +52,20 @@ def open_memory(tmp_path):
         return CheckpointMemoryFileIO(address, FetchCache(str(tmp_path / "cache"), 0))
 
     return open_at
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_address_of_ipv6_may_be_in_brackets(open_memory, tmp_path, host):
+    """Catches a heap backend that no cluster of IPv6 has: Spark writes brackets into its hosts."""
+    open_memory(CheckpointMemoryAddress(host, 9, TOKEN))
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:  # this machine has no IPv6
+        return
+    with CheckpointMemoryServer(host, TOKEN, MemoryFileIO(str(tmp_path))) as server:
+        io = open_memory(CheckpointMemoryAddress(host, server.port, TOKEN))
+        io.write("/ck/a", b"rows", sync=False, overwrite=False)
+        assert io.read_tail("/ck/a", 4) == (b"rows", 4)
 
 
 class HeapStore:
