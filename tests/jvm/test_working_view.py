@@ -460,11 +460,13 @@ def test_driver_that_does_not_answer_in_time_is_one_that_cannot_be_reached(class
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("writer", "max_file_bytes"), [("delta", 0), ("sst", None)])
-def test_writers_that_cannot_begin_hold_no_memory(
+@pytest.mark.parametrize(
+    ("writer", "max_file_bytes"), [("delta", 0), ("batch", None), ("sst", None)]
+)
+def test_writers_that_fail_hold_no_memory(
     classes: Path, tmp_path: Path, writer: str, max_file_bytes: int | None
 ) -> None:
-    """Catches an executor that loses memory with every commit on a full disk."""
+    """Catches an executor that loses memory with every commit that lacks disk or memory."""
     shown = run_java(
         classes, "delta.WriterCheck", str(tmp_path), writer, max_file_bytes=max_file_bytes
     )

@@ -5,6 +5,8 @@ import java.nio.channels.FileChannel
 import java.nio.file.StandardOpenOption._
 import java.util.{Arrays, Collections}
 
+import scala.jdk.CollectionConverters._
+
 import io.statestore.view.{BytesRef, RecordPages}
 import org.apache.arrow.compression.CommonsCompressionFactory
 import org.apache.arrow.memory.{ArrowBuf, BufferAllocator, RootAllocator}
@@ -96,10 +98,10 @@ private[statestore] object DeltaWriter {
       field("value", ArrowType.Binary.INSTANCE, nullable = true)))
   }
 
-  /** Buffers of these sizes in bytes: all of them, or none and a raise. */
-  private def allocate(sizes: Long*): Seq[ArrowBuf] = {
+  /** A buffer of each source: all of them, or none and a raise. */
+  private def allOf[T](sources: T*)(make: T => ArrowBuf): Seq[ArrowBuf] = {
     val made = Seq.newBuilder[ArrowBuf]
-    try sizes.foreach(size => made += allocator.buffer(size))
+    try sources.foreach(source => made += make(source))
     catch {
       case e: Throwable =>
         made.result().foreach(_.close())
@@ -108,20 +110,30 @@ private[statestore] object DeltaWriter {
     made.result()
   }
 
+  /** What a codec makes of a buffer, which stays its owner's. */
+  private def compressed(codec: CompressionCodec, buffer: ArrowBuf): ArrowBuf = {
+    buffer.getReferenceManager.retain() // which `compress` releases unless it raises
+    try codec.compress(allocator, buffer)
+    catch {
+      case e: Throwable =>
+        buffer.close()
+        throw e
+    }
+  }
+
   /** Whether a large buffer, by its beginning, loses a fifth: less is not worth the time. */
   private def isWorthCompressing(codec: CompressionCodec, buffer: ArrowBuf): Boolean =
     codec == NoCompressionCodec.INSTANCE || buffer.writerIndex < LargeBytes || {
       val sample = buffer.slice(0L, SampleBytes)
       sample.writerIndex(SampleBytes)
-      sample.getReferenceManager.retain() // which `compress` releases
-      val compressed = codec.compress(allocator, sample)
-      try compressed.writerIndex <= SampleBytes * 4 / 5
-      finally compressed.close()
+      val made = compressed(codec, sample)
+      try made.writerIndex <= SampleBytes * 4 / 5
+      finally made.close()
     }
 
   /** The buffers of one record batch. */
   private final class Columns(capacity: Int) extends AutoCloseable {
-    private val buffers = allocate(
+    private val buffers = allOf(
       capacity * 2L,
       capacity * 2L,
       capacity.toLong,
@@ -129,7 +141,7 @@ private[statestore] object DeltaWriter {
       (capacity + 1) * 4L,
       (capacity + 7L) / 8L,
       capacity * 32L,
-      capacity * 32L).iterator
+      capacity * 32L)(allocator.buffer(_)).iterator
     private val keyGroups = buffers.next()
     private val families = buffers.next()
     private val ops = buffers.next()
@@ -171,33 +183,29 @@ private[statestore] object DeltaWriter {
 
     /** The rows as a record batch of its own references; `close` it. */
     def toRecordBatch(codec: CompressionCodec): ArrowRecordBatch = {
+      val none = allocator.getEmpty
       def sized(buffer: ArrowBuf, length: Long): ArrowBuf = {
         val view = buffer.slice(0L, length)
         view.writerIndex(length)
-        view.getReferenceManager.retain()
-        if (isWorthCompressing(codec, view)) {
-          codec.compress(allocator, view)
-        } else {
-          // As the codec does where a buffer would grow.
-          try CompressionUtil.packageRawBuffer(allocator, view)
-          finally view.close()
-        }
+        if (isWorthCompressing(codec, view)) compressed(codec, view)
+        else CompressionUtil.packageRawBuffer(allocator, view) // as where a buffer would grow
       }
-      val none = allocator.getEmpty
-      val buffers = Arrays.asList(
-        none, sized(keyGroups, rows * 2L),
-        none, sized(families, rows * 2L),
-        none, sized(ops, rows.toLong),
-        none, sized(keyOffsets, (rows + 1) * 4L), sized(keys, keyBytes),
-        if (nulls == 0) none else sized(validity, (rows + 7L) / 8L),
-        sized(valueOffsets, (rows + 1) * 4L), sized(values, valueBytes))
+      val buffers = allOf(
+        none -> 0L, keyGroups -> rows * 2L,
+        none -> 0L, families -> rows * 2L,
+        none -> 0L, ops -> rows.toLong,
+        none -> 0L, keyOffsets -> (rows + 1) * 4L, keys -> keyBytes,
+        (if (nulls == 0) none else validity) -> (rows + 7L) / 8L,
+        valueOffsets -> (rows + 1) * 4L, values -> valueBytes) { case (buffer, length) =>
+        if (buffer eq none) none else sized(buffer, length)
+      }
       val plain = new ArrowFieldNode(rows.toLong, 0L)
       val nodes =
         Arrays.asList(plain, plain, plain, plain, new ArrowFieldNode(rows.toLong, nulls.toLong))
       try {
         val compression = CompressionUtil.createBodyCompression(codec)
-        new ArrowRecordBatch(rows, nodes, buffers, compression, true)
-      } finally buffers.forEach(buffer => if (buffer ne none) buffer.getReferenceManager.release())
+        new ArrowRecordBatch(rows, nodes, buffers.asJava, compression, true)
+      } finally buffers.foreach(_.close())
     }
 
     def clear(): Unit = {
