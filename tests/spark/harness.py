@@ -326,14 +326,20 @@ def files_read(
     return list(files[: ends[0]]), read
 
 
-def open_stores(session: SparkSession) -> int:
-    """Return how many stores the engine of a session's options has open, of an executor here."""
+def engine_pool(session: SparkSession) -> Any:
+    """Return the engines of a session's options, of an executor here."""
     jvm: Any = session._jvm
     shim = jvm.io.statestore
     state = jvm.org.apache.spark.sql.execution.streaming.state
     conf = state.StateStoreConf.apply(session._jsparkSession.sessionState().conf())
-    engines = shim.engine.Engines.forOptions(shim.ShimOptions.parse(conf.sqlConfs()))
-    status = engines.call("", shim.Json.readObject('{"op": "status"}'))
+    return shim.engine.Engines.forOptions(shim.ShimOptions.parse(conf.sqlConfs()))
+
+
+def open_stores(session: SparkSession) -> int:
+    """Return how many stores the engine of a session's options has open."""
+    jvm: Any = session._jvm
+    request = jvm.io.statestore.Json.readObject('{"op": "status"}')
+    status = engine_pool(session).call("", request)
     return int(status.get("stores").asInt())
 
 

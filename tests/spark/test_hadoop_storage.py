@@ -22,19 +22,30 @@ from pyspark.sql import SparkSession
 
 from statestore import Checkpoint
 from statestore.checkpoint.layout import StoreLocation
+from statestore.checkpoint.lease import Leases
 from statestore.core.clock import ManualClock, SystemClock
 from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundError, StorageError
 from statestore.engine.requests import Request
 from statestore.engine.storages import Storages
 from statestore.io.fetch_cache import FetchCache
 from statestore.io.hadoop import HadoopFileIO, HadoopRefusalError, split_hadoop_uri
+from statestore.io.local import LocalFileIO
 from statestore.io.place import Place
 from statestore.io.shim_files import ShimFiles
 from tests.contract.conftest import StoreBench, any_format
 from tests.contract.test_store import *  # noqa: F403
 
 from .conftest import EXTENDED, PROVIDER, MakeLane, state_in_files
-from .harness import HDFS, ROCKSDB_BACKEND, STATE_STORE, assert_same, run_plan, tree, wait_for
+from .harness import (
+    HDFS,
+    ROCKSDB_BACKEND,
+    STATE_STORE,
+    assert_same,
+    engine_pool,
+    run_plan,
+    tree,
+    wait_for,
+)
 from .processes import descendants, engines
 from .queries import AGGREGATION, one_input
 
@@ -61,7 +72,7 @@ def files(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
     )
     server = jvm.io.statestore.engine.FileServer()
     for checkpoint in (CHECKPOINT, *QUERIES):
-        server.register(checkpoint, configuration, True)
+        server.files().register(checkpoint, configuration, True)
     found = ShimFiles(server.port(), server.token())
     yield found
     found.close()
@@ -375,3 +386,36 @@ def test_reader_of_another_session_changes_no_place_of_a_running_query(
 
     assert tree(others) == before
     assert len(list(own.rglob("2*.delta.*"))) == 3
+
+
+@state_in_files
+def test_lease_is_renewed_when_many_other_checkpoints_are_read(
+    make_lane: MakeLane, tmp_path: Path
+) -> None:
+    """Catches an idle query that operations take for stopped: its configuration was forgotten."""
+    name, mounted = uuid.uuid4().hex, tmp_path / "mounted"
+    mounted.mkdir()
+    conf = {MOUNT.format(name): mounted.as_uri(), f"{STATE_STORE}.lease.intervalMs": "500"}
+    query = replace(AGGREGATION, plan=one_input(1))
+    lane = make_lane(query, PROVIDER, conf=conf)
+    lane.checkpoint = f"viewfs://{name}/data/ck"  # type: ignore[assignment]
+    renewed: set[int] = set()
+
+    def num_renewals() -> int:
+        leases = Leases(LocalFileIO(), f"{mounted}/ck/state").list()
+        renewed.update(info.modified_ms for info in leases.values())
+        return len(renewed)
+
+    lane.feed(*query.plan[0])
+    running = lane.start(available_now=False)
+    try:
+        wait_for(lambda: (mounted / "ck" / "commits" / "0").exists(), "a batch", timeout_s=60)
+        session = lane.session()
+        files, configuration = engine_pool(session).files(), session._jsc.hadoopConfiguration()
+        for number in range(300):
+            files.register(f"file:/{number}", configuration, False)
+        before = num_renewals()
+        # One may have been under way.
+        wait_for(lambda: num_renewals() >= before + 2, "renewals", timeout_s=20)
+    finally:
+        running.stop()

@@ -10,7 +10,6 @@ import scala.util.{Failure, Random, Try}
 
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.{EngineUnavailableException, Json, ShimErrors}
-import org.apache.hadoop.conf.Configuration
 
 import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
 
@@ -29,7 +28,10 @@ final class EnginePool private[engine] (settings: EngineSettings) {
     EngineLaunch.prepare(settings.enginePackage, scratch.path)
   }
 
-  private[this] val files = new FileServer
+  private[this] val server = new FileServer
+
+  /** What engines may open, with which Hadoop configurations. */
+  val files: HadoopFiles = server.files
 
   private[this] val engines = Array.tabulate(settings.processes)(index =>
     new Engine(
@@ -44,14 +46,6 @@ final class EnginePool private[engine] (settings: EngineSettings) {
 
   /** Remove a scratch file, or a directory with all that is in it. Never raises. */
   def removeScratch(file: File): Unit = ScratchDirectory.deleteTree(file.toPath)
-
-  /** Let engines open files of a checkpoint with a Hadoop configuration; see `HadoopFiles`. */
-  def register(checkpoint: String, configuration: Configuration, isOfQuery: Boolean): Unit =
-    files.register(checkpoint, configuration, isOfQuery)
-
-  /** Do so again where the configuration was forgotten meanwhile; see `HadoopFiles`. */
-  def keepRegistered(checkpoint: String, configuration: Configuration, isOfQuery: Boolean): Unit =
-    files.keepRegistered(checkpoint, configuration, isOfQuery)
 
   /** Begin to start the engines, so that the first call need not wait for it. Does not wait. */
   def startInBackground(): Unit = engines.foreach(_.startInBackground())
@@ -112,7 +106,7 @@ final class EnginePool private[engine] (settings: EngineSettings) {
     var reply = answer(ask, request)
     if (reply.path("error").path("kind").asText == "files-not-offered") {
       // The first call of this engine that needs a file system of Hadoop's.
-      request.set[ObjectNode]("files", files.address)
+      request.set[ObjectNode]("files", server.address)
       reply = answer(ask, request)
     }
     (reply.get("ok"), reply.get("error")) match {
@@ -162,7 +156,7 @@ final class EnginePool private[engine] (settings: EngineSettings) {
     val deadlineNanos = System.nanoTime() + TimeUnit.SECONDS.toNanos(EnginePool.StopTimeoutSeconds)
     val stopping = engines.flatMap(_.beginStop())
     stopping.foreach(_.finishStop(deadlineNanos))
-    files.close()
+    server.close()
     scratch.remove()
   }
 }

@@ -10,7 +10,6 @@ import scala.collection.mutable
 
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.Json
-import org.apache.hadoop.conf.Configuration
 import org.slf4j.LoggerFactory
 
 /**
@@ -26,7 +25,7 @@ private[engine] final class FileServer {
 
   val token: String = EngineProcess.newToken()
 
-  private[this] val files = new HadoopFiles
+  val files = new HadoopFiles
 
   // Guarded by this; strangers in the order they came in.
   private[this] var server: ServerSocket = _
@@ -46,14 +45,6 @@ private[engine] final class FileServer {
 
   /** Where it listens, as an engine or an operation is told. */
   def address: ObjectNode = Json.obj().put("port", port).put("token", token)
-
-  /** Use a Hadoop configuration for a checkpoint; see `HadoopFiles`. */
-  def register(checkpoint: String, configuration: Configuration, isOfQuery: Boolean): Unit =
-    files.register(checkpoint, configuration, isOfQuery)
-
-  /** Do so again where the configuration was forgotten meanwhile. */
-  def keepRegistered(checkpoint: String, configuration: Configuration, isOfQuery: Boolean): Unit =
-    files.keepRegistered(checkpoint, configuration, isOfQuery)
 
   /** End all connections. Requests under way may still take effect. */
   def close(): Unit = synchronized {

@@ -42,7 +42,7 @@ object HadoopProcess {
       .forEach(field => configuration.set(field.getKey.stripPrefix(Prefix), field.getValue.asText))
     UserGroupInformation.setConfiguration(configuration)
     val server = new FileServer
-    server.register("", configuration, isOfQuery = false)
+    server.files.register("", configuration, isOfQuery = false)
     System.out.write(s"READY ${Json.write(server.address)}\n".getBytes(UTF_8))
     System.out.flush()
     // It lives as long as who started it.

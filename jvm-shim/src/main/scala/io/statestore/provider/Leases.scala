@@ -277,7 +277,7 @@ private[statestore] object Leases extends Logging {
         val timeoutMs = math.max(intervalMs, MinCallTimeoutMs)
         // A lease that is taken again has expired. Of an executor's engine commits notice it.
         val isUrgent = action == "take" && StateStoreInternals.isDriver(SparkEnv.get)
-        context.engines.callAny(context.directory, request, timeoutMs, isUrgent)
+        context.callAny(request, timeoutMs, isUrgent)
       }
       ()
     }

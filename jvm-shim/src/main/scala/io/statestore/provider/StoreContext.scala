@@ -62,7 +62,7 @@ private[statestore] final class StoreContext(
     val checkpoint = storeId.checkpointRootLocation
     // A reader's session may have other settings: a query that runs here goes on with its own.
     if (isOfQuery || !Leases.hasWriter(checkpoint)) {
-      pool.register(checkpoint, hadoopConf, isOfQuery)
+      pool.files.register(checkpoint, hadoopConf, isOfQuery)
     }
     pool
   }
@@ -158,15 +158,23 @@ private[statestore] final class StoreContext(
   }
 
   def call(request: ObjectNode): ObjectNode =
-    try {
-      engines.keepRegistered(storeId.checkpointRootLocation, hadoopConf, isOfQuery)
-      engines.call(directory, request)
-    } catch {
+    try withFiles.call(directory, request)
+    catch {
       case e: EngineReportedException if e.kind == "driver-lost" =>
         // The memory may be gone: the next call asks the driver where it is now.
         CheckpointMemory.forget()
         throw e
     }
+
+  /** As `EnginePool.callAny`. */
+  def callAny(request: ObjectNode, timeoutMs: Long, isUrgent: Boolean): ObjectNode =
+    withFiles.callAny(directory, request, timeoutMs, isUrgent)
+
+  /** The engines, which open the checkpoint's files with the configuration of its query. */
+  private def withFiles: EnginePool = {
+    engines.files.keepRegistered(storeId.checkpointRootLocation, hadoopConf, isOfQuery)
+    engines
+  }
 }
 
 private[statestore] object StoreContext {
