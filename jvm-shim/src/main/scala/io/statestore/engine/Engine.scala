@@ -3,7 +3,7 @@ package io.statestore.engine
 import java.util.concurrent.{CompletableFuture, ExecutionException}
 
 import com.fasterxml.jackson.databind.node.ObjectNode
-import io.statestore.EngineUnavailableException
+import io.statestore.{Background, EngineUnavailableException}
 import org.slf4j.LoggerFactory
 
 /**
@@ -119,15 +119,13 @@ private[engine] final class Engine(index: Int, start: () => EngineProcess) {
   private def beginStart(): CompletableFuture[EngineProcess] = {
     val started = new CompletableFuture[EngineProcess]()
     // Not on the caller's thread: a killed task must not take a start with it that others wait for.
-    val starter = new Thread(
+    Background.thread(
+      s"statestore-engine-$index-start",
       () =>
         try {
           val engine = start()
           if (!publish(started, engine)) engine.kill()
-        } catch { case e: Throwable => started.completeExceptionally(e) },
-      s"statestore-engine-$index-start")
-    starter.setDaemon(true)
-    starter.start()
+        } catch { case e: Throwable => started.completeExceptionally(e) }).start()
     started
   }
 

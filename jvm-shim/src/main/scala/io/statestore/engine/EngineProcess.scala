@@ -10,7 +10,7 @@ import java.util.concurrent.atomic.AtomicLong
 import scala.collection.mutable
 
 import com.fasterxml.jackson.databind.node.ObjectNode
-import io.statestore.{EngineUnavailableException, Json, Resources}
+import io.statestore.{Background, EngineUnavailableException, Json, Resources}
 import org.apache.spark.SparkEnv
 import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
 import org.slf4j.LoggerFactory
@@ -253,15 +253,14 @@ private[engine] object EngineProcess {
     }
 
   private def readLines(name: String, in: InputStream)(handle: String => Unit): Thread = {
-    val thread = new Thread(
+    val thread = Background.thread(
+      name,
       () => {
         val reader = new BufferedReader(new InputStreamReader(in, UTF_8))
         try Iterator.continually(reader.readLine()).takeWhile(_ != null).foreach(handle)
         // The process is gone and its pipe with it.
         catch { case _: IOException => () }
-      },
-      name)
-    thread.setDaemon(true)
+      })
     thread.start()
     thread
   }

@@ -5,7 +5,7 @@ import java.nio.file.{Files, Path}
 
 import scala.collection.mutable
 
-import io.statestore.{EngineUnavailableException, ShimOptions}
+import io.statestore.{Background, EngineUnavailableException, ShimOptions}
 
 import org.apache.spark.SparkEnv
 import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
@@ -43,7 +43,8 @@ object Engines {
           "To fix: start the query again in a running application")
     }
     if (!hasHook) {
-      Runtime.getRuntime.addShutdownHook(new Thread(() => closeAll(), "statestore-engines-stop"))
+      Runtime.getRuntime.addShutdownHook(
+        Background.thread("statestore-engines-stop", () => closeAll()))
       hasHook = true
     }
     pools.getOrElseUpdate(settings(options), new EnginePool(settings(options)))

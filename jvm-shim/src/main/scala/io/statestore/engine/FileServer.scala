@@ -9,7 +9,7 @@ import java.util.concurrent.atomic.AtomicBoolean
 import scala.collection.mutable
 
 import com.fasterxml.jackson.databind.node.ObjectNode
-import io.statestore.Json
+import io.statestore.{Background, Json}
 import org.slf4j.LoggerFactory
 
 /**
@@ -142,9 +142,7 @@ private[engine] final class FileServer {
         // Not for the executor to end by.
         case e: Throwable => log.error(s"thread ended: name=$name", e)
       }
-    val thread = new Thread(run, name)
-    thread.setDaemon(true)
-    thread.start()
+    Background.thread(name, run).start()
   }
 }
 

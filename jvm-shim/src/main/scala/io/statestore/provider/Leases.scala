@@ -10,7 +10,7 @@ import scala.util.Try
 import scala.util.control.NonFatal
 
 import com.fasterxml.jackson.databind.node.ObjectNode
-import io.statestore.{EngineReportedException, EngineUnavailableException, ShimOptions}
+import io.statestore.{Background, EngineReportedException, EngineUnavailableException, ShimOptions}
 import io.statestore.engine.QueryRuns
 import org.apache.spark.SparkEnv
 import org.apache.spark.internal.Logging
@@ -41,11 +41,7 @@ private[statestore] object Leases extends Logging {
     made
   }
 
-  private def daemon(work: Runnable): Thread = {
-    val thread = new Thread(work, "statestore-leases")
-    thread.setDaemon(true)
-    thread
-  }
+  private def daemon(work: Runnable): Thread = Background.thread("statestore-leases", work)
 
   /** On the driver, holds a lease of each stateful query from now on, before its first task. */
   def watch(): Unit = {

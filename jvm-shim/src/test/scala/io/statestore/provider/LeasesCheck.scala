@@ -2,6 +2,7 @@ package io.statestore.provider
 
 import java.util.concurrent.LinkedBlockingQueue
 
+import scala.jdk.CollectionConverters._
 import scala.util.Try
 
 import io.statestore.ShimOptions
@@ -14,7 +15,7 @@ import org.apache.spark.sql.internal.SQLConf
 
 /**
  * Begins a lease while the driver is asked which of the runs before are active. Prints the runs
- * that it is asked about next.
+ * that it is asked about next, and how many threads of leases know a thread local of who made them.
  */
 object LeasesCheck {
   def main(args: Array[String]): Unit = {
@@ -35,10 +36,25 @@ object LeasesCheck {
       question.getBytes
     }
     contexts.foreach(context => require(context.isOfQuery)) // asks the driver, too
+    mark.set("of the thread that runs the first query")
     hold(contexts.head)
     questions.take()
     println(questions.take().split(' ').sorted.mkString(" "))
+    println(Thread.getAllStackTraces.keySet.asScala.count(
+      thread => thread.getName == "statestore-leases" && inherits(thread)))
     spark.stop()
+  }
+
+  private val mark = new InheritableThreadLocal[String]
+
+  private def inherits(thread: Thread): Boolean = {
+    val field = classOf[Thread].getDeclaredField("inheritableThreadLocals")
+    field.setAccessible(true)
+    Option(field.get(thread)).exists { locals =>
+      val entry = locals.getClass.getDeclaredMethod("getEntry", classOf[ThreadLocal[_]])
+      entry.setAccessible(true)
+      entry.invoke(locals, mark) != null
+    }
   }
 
   private def hold(context: StoreContext): Unit = require(Try(Leases.hold(context)).isFailure)
