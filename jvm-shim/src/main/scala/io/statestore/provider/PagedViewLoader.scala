@@ -13,13 +13,6 @@ import io.statestore.view._
 private[statestore] final class PagedViewLoader(context: StoreContext) extends ViewLoader(context) {
   private val PrefetchRows = 256
 
-  override def empty(version: Long, maxParallelism: Int): WorkingView = {
-    val start = ViewVersion(version, null, null, rescalable = true)
-    val view = new PagedView(start, maxParallelism, context.outside)
-    view.addFamily(context.defaultFamily)
-    view
-  }
-
   override protected def build(
       version: ViewVersion,
       families: Seq[ColumnFamily],

@@ -13,14 +13,6 @@ private[statestore] final class RocksDBViewLoader(context: StoreContext)
 
   override def takeCalls(): Long = calls.getAndSet(0L)
 
-  override def empty(version: Long, maxParallelism: Int): WorkingView = view(
-    ViewVersion(version, null, null, rescalable = true),
-    maxParallelism,
-    null,
-    Seq(context.defaultFamily),
-    Some(NumRows(0L, 0L)),
-    0)
-
   override protected def build(
       version: ViewVersion,
       families: Seq[ColumnFamily],
@@ -54,10 +46,10 @@ private[statestore] final class RocksDBViewLoader(context: StoreContext)
     (viewOf(version, reply), filterOf(reply))
   }
 
-  /** Directory of a version's view, null for version 0 only, which has none. */
+  /** Directory of a version's view, null for an empty one only, which has none. */
   private def viewOf(version: ViewVersion, reply: ObjectNode): String = {
     val path = Option(reply.get("view")).filterNot(_.isNull).map(_.asText).orNull
-    if (path == null && version.number > 0L) {
+    if (path == null && version.lineage != null) {
       throw new IllegalStateException(s"the engine kept no view of version ${version.number}")
     }
     path

@@ -17,7 +17,6 @@ import io.statestore.view._
  * The view is not touched: it follows when the task of the handle has ended.
  *
  * @param families the column families of the new version
- * @param loadedEmpty the delta is the full state of its version: it has no parent
  */
 private[statestore] final class StoreCommit(
     context: StoreContext,
@@ -25,7 +24,6 @@ private[statestore] final class StoreCommit(
     overlay: Overlay,
     families: Seq[ColumnFamily],
     counters: HandleCounters,
-    loadedEmpty: Boolean,
     forceSnapshot: Boolean) {
 
   private val base = view.version
@@ -162,7 +160,7 @@ private[statestore] final class StoreCommit(
   private def request(checkpointId: String, file: File): ObjectNode = {
     val request = context.request("commit")
     request.put("version", base.number + 1)
-    if (loadedEmpty || base.lineage == null) {
+    if (base.lineage == null) { // the delta is the full state of its version
       request.putNull("parent")
     } else {
       request.putObject("parent")

@@ -28,7 +28,6 @@ private[statestore] final class StoreHandle(
     context: StoreContext,
     view: WorkingView,
     counters: HandleCounters,
-    loadedEmpty: Boolean,
     readOnly: Boolean)
     extends StateStore
     with StoreMembers {
@@ -263,8 +262,7 @@ private[statestore] final class StoreHandle(
     try {
       val start = System.nanoTime()
       val current = families.values.map(_.family).toSeq
-      val done = new StoreCommit(
-        context, view, overlay, current, counters, loadedEmpty, forceSnapshot).run()
+      val done = new StoreCommit(context, view, overlay, current, counters, forceSnapshot).run()
       counters.add(StoreMetrics.EngineCalls, provider.takeCalls())
       committed = Some(done)
       commitMs = (System.nanoTime() - start) / 1000000L

@@ -14,12 +14,14 @@ private[statestore] abstract class ViewLoader(context: StoreContext) {
    *
    * @param checkpointId the attempt wanted (checkpoint format v2), or None for whatever is there
    * @param fromSnapshot start at exactly this snapshot (version, checkpoint ID)
+   * @param shownAs version that the view claims to be at, where it is another one
    */
   def load(
       version: Long,
       checkpointId: Option[String],
       fromSnapshot: Option[(Long, Option[String])],
-      counters: HandleCounters): WorkingView = counters.timed(StoreMetrics.LoadMs) {
+      counters: HandleCounters,
+      shownAs: Option[Long] = None): WorkingView = counters.timed(StoreMetrics.LoadMs) {
     val request = context.request("load")
     request.put("version", version).put("checkpoint_id", checkpointId.orNull)
     context.numPartitions match {
@@ -37,7 +39,7 @@ private[statestore] abstract class ViewLoader(context: StoreContext) {
     counters.add(StoreMetrics.BytesRead, reply.get("bytes_read").asLong)
     val view = build(
       ViewVersion(
-        version,
+        shownAs.getOrElse(version),
         // Of a version that is lost, and taken for an empty one, the engine says no more than that.
         // Spark compares what a batch began with to the commit log.
         Option(text(reply, "checkpoint_id")).orElse(checkpointId).orNull,
@@ -67,9 +69,6 @@ private[statestore] abstract class ViewLoader(context: StoreContext) {
 
   /** Engine calls that views of this loader have made since the last time this was asked. */
   def takeCalls(): Long = 0L
-
-  /** An empty view that claims to be at `version`. */
-  def empty(version: Long, maxParallelism: Int): WorkingView
 
   /** The view of a version; `families` are those stored. */
   protected def build(

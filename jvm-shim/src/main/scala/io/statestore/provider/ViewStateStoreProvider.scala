@@ -140,7 +140,7 @@ abstract class ViewStateStoreProvider(backend: String)
       endVersionStateStoreCkptId,
       Some((snapshotVersion, snapshotVersionStateStoreCkptId)),
       counters)
-    newHandle(view, counters, loadedEmpty = false, readOnly)
+    newHandle(view, counters, readOnly)
   }
 
   override def getStateStoreChangeDataReader(
@@ -330,25 +330,23 @@ abstract class ViewStateStoreProvider(backend: String)
       val view =
         if (loadEmpty) {
           forget(current) // it may show the very version that this store replaces
-          val parallelism = loader.load(0L, None, None, counters).maxParallelism
-          loader.empty(version, parallelism)
+          loader.load(0L, None, None, counters, shownAs = Some(version))
         } else {
           acquire(version, checkpointId, counters)
         }
-      newHandle(view, counters, loadEmpty, readOnly)
+      newHandle(view, counters, readOnly)
     }
   }
 
   private def newHandle(
       view: WorkingView,
       counters: HandleCounters,
-      loadedEmpty: Boolean,
       readOnly: Boolean): StoreHandle = {
     lock.synchronized {
       view.open()
       if (view ne current) view.retire()
     }
-    try new StoreHandle(this, context, view, counters, loadedEmpty, readOnly)
+    try new StoreHandle(this, context, view, counters, readOnly)
     catch {
       // Its task was killed, for one: nobody else would end the use of the view.
       case e: Throwable =>

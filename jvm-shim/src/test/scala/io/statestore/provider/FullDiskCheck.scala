@@ -67,7 +67,6 @@ object FullDiskCheck {
       overlay,
       Seq(family),
       new HandleCounters,
-      loadedEmpty = false,
       forceSnapshot = false)
   }
 }
