@@ -25,9 +25,6 @@ object QueryRuns {
   // Guarded by this.
   private[this] var application: SparkEnv = _
 
-  /** On the driver, takes the queries of a session for runs that may be asked for. */
-  def note(session: SparkSession): Unit = StateStoreInternals.noteSession(session)
-
   /**
    * On the driver, lets executors ask from now on for runs of this thread's session, and warns
    * where the session asks for a number of state partitions in vain. False on executors.
@@ -36,7 +33,7 @@ object QueryRuns {
     val env = SparkEnv.get
     val isDriver = env != null && StateStoreInternals.isDriver(env)
     if (isDriver) {
-      SparkSession.getActiveSession.foreach(note)
+      SparkSession.getActiveSession.foreach(StateStoreInternals.noteSession)
       StateStoreInternals.partitionsAskedInVain.foreach { case (checkpoint, pinned, asked) =>
         log.warn(
           "spark.sql.shuffle.partitions does not change the number of state partitions of a " +

@@ -4,7 +4,6 @@ import java.lang.{Boolean => JBoolean}
 import java.util.{Collections, WeakHashMap}
 
 import io.statestore.{Commands, PartitionsAskedException, Resources, ShimOptions}
-import io.statestore.engine.QueryRuns
 
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.{SparkSession, SparkSessionExtensions, SparkSessionExtensionsProvider}
@@ -50,7 +49,7 @@ final class QueryStarts extends SparkSessionExtensionsProvider {
             }
           }
           QueryProviders.watch(session)
-          QueryRuns.note(session)
+          StateStoreInternals.noteSession(session)
           Leases.watch()
         case _ => ()
       }

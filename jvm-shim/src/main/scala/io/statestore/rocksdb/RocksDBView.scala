@@ -57,8 +57,7 @@ private[statestore] final class RocksDBView(
   private val settings = ReaderSettings.of(blockCacheBytes)
   // Shows this version; null where the engine is to be asked.
   @volatile private var opened: OpenView = openAt(path, filter)
-  @volatile private var refused = false // by 4
-  @volatile private var unopened = false // what 4 has named, since it is damaged
+  @volatile private var failure: Throwable = _ // of 4
   private var before: Before = _ // the version before
   private val byName = mutable.LinkedHashMap.empty[String, Family]
   stored.foreach(add)
@@ -67,10 +66,10 @@ private[statestore] final class RocksDBView(
 
   override def isDamaged: Boolean = {
     val view = opened
-    unopened || (view != null && view.isDamaged)
+    failure.isInstanceOf[DamagedViewException] || (view != null && view.isDamaged)
   }
 
-  override def isUnfit: Boolean = refused || isDamaged
+  override def isUnfit: Boolean = failure != null || isDamaged
 
   override def previous: ViewVersion = if (before == null) null else before.version
 
@@ -157,13 +156,11 @@ private[statestore] final class RocksDBView(
       try {
         val (directory, filterNow) = viewOf(current)
         val view = openAt(directory, filterNow)
-        unopened = false
-        refused = false
+        failure = null
         opened = view
       } catch {
         case e: Throwable =>
-          unopened = e.isInstanceOf[DamagedViewException]
-          refused = true
+          failure = e
           throw e
       }
     }

@@ -118,8 +118,9 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
     var ended = false
     var areTooMany = false
     var numRows = 0
+    var units = 0L
     def willFit = numRows != SampledRows || !into.isOnHeap ||
-      into.pages.liveBytes / numRows * expected <= mostWhole
+      units * 8L / numRows * expected <= mostWhole
     try {
       while (!ended && !areTooMany) {
         if (into.heapBytes > mostWhole || !willFit) {
@@ -129,6 +130,7 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
         } else {
           numRows += 1
           val (key, value) = (rows.key, rows.value)
+          units += RecordPages.unitsOf(key.length, value.length)
           into.load(
             key.base, key.at, key.length, value.base, value.at, value.length, append = false)
           report(into.heapBytes)

@@ -151,10 +151,11 @@ private[statestore] final class Overlay(
   }
 
   /**
-   * Shows every record of the overlay to `visitor`, in the order of state files. Nothing may write
-   * meanwhile. After a spill that failed it raises what that has raised.
+   * Shows every record of the overlay to `visitor`, in the order of state files, a block at a time,
+   * each valid during its call. Nothing may write meanwhile. After a spill that failed it raises
+   * what that has raised.
    */
-  def visitSorted(visitor: RecordVisitor): Unit = {
+  def visitSorted(visitor: RecordBlock => Unit): Unit = {
     ensureWhole()
     val block = new RecordBlock(visitor)
     val heap = sortHeapRecords()
@@ -403,15 +404,8 @@ private object Overlay {
   val ListedBytes = 48L
 }
 
-/** Sees the records of an overlay, a block at a time. */
-private[statestore] trait RecordVisitor {
-
-  /** @param block valid during the call */
-  def visit(block: RecordBlock): Unit
-}
-
 /** Records of one column family, in the order of state files. */
-private[statestore] final class RecordBlock(visitor: RecordVisitor) {
+private[statestore] final class RecordBlock(visitor: RecordBlock => Unit) {
   private var currentFamily: OverlayFamily = _
   private var used = 0
   val addresses = new Array[Int](RecordBlock.Capacity)
@@ -431,7 +425,7 @@ private[statestore] final class RecordBlock(visitor: RecordVisitor) {
 
   /** Shows the visitor what was added since the last block. */
   def show(): Unit = {
-    if (used > 0) visitor.visit(this)
+    if (used > 0) visitor(this)
     used = 0
   }
 }

@@ -35,16 +35,12 @@ private[statestore] final class RecordPages(outside: OffHeapMemory = null) {
   private val freePages = new java.util.ArrayDeque[Integer]()
   private var held = 0L
   private var heldOutside = 0L
-  private var liveBytesHeld = 0L
 
   /** Bytes of the pages held, without mapped ones, and of what tells which records are free. */
   def heldBytes: Long = held + freeBytes
 
   /** Those of them outside of the heap. */
   def outsideBytes: Long = heldOutside
-
-  /** Bytes in records that were allocated and not released. */
-  def liveBytes: Long = liveBytesHeld
 
   /**
    * Bytes of released records, without those that had a page of their own. What is left over at the
@@ -125,7 +121,6 @@ private[statestore] final class RecordPages(outside: OffHeapMemory = null) {
   /** Gives a record's space back; nothing may read it any more. */
   def release(address: Int): Unit = {
     val size = units(address)
-    liveBytesHeld -= size.toLong << 3
     if (size > MaxSharedUnits) {
       dropPage(address >>> PageShift)
     } else {
@@ -178,7 +173,6 @@ private[statestore] final class RecordPages(outside: OffHeapMemory = null) {
     free = new Array[FreeRecords](0)
     freeBytes = 0L
     releasedBytes = 0L
-    liveBytesHeld = 0L
     // A new page must not take a number that is still to be visited.
     freePages.clear()
     numPages
@@ -235,7 +229,6 @@ private[statestore] final class RecordPages(outside: OffHeapMemory = null) {
   }
 
   private def allocate(size: Int): Int = {
-    liveBytesHeld += size.toLong << 3
     if (size > MaxSharedUnits) {
       if (numPages == 0) makeRoom(1) // address 0 must not name a record
       val page = nextPage()

@@ -91,13 +91,9 @@ trait SparkUntil41 extends SparkCalls {
   override def supportsDeleteRange(encoder: RocksDBKeyStateEncoder): Boolean =
     supportsRangeScan(encoder)
 
-  /** Spark's own providers have no empty store of a version above 0 to give. */
+  /** Without `loadEmpty`: Spark's own providers are empty at version 0 alone. */
   override def storeAt(provider: StateStoreProvider, base: Long, loadEmpty: Boolean): StateStore =
-    provider match {
-      case ours: ProviderMembersUntil41 =>
-        ours.getStore(base, None, forceSnapshotOnCommit = false, loadEmpty)
-      case other => other.getStore(base)
-    }
+    provider.getStore(base)
 
   override def familiesOf(store: ReadStateStore): Set[String] =
     throw new UnsupportedOperationException("a store does not tell its column families: " +
