@@ -32,7 +32,7 @@ private[statestore] object OffHeap {
       val storage = StorageMemory.offHeap
       if (storage ne from) {
         from = storage
-        memory = new OffHeapMemory(budget(storage))
+        memory = new OffHeapMemory(storage)
       }
       memory
     }
@@ -40,10 +40,4 @@ private[statestore] object OffHeap {
 
   /** Bytes that were taken and not given back. */
   def bytes: Long = synchronized(if (memory == null) 0L else memory.bytes)
-
-  private def budget(storage: StorageMemory): OffHeapMemory.Budget = new OffHeapMemory.Budget {
-    override def grant(bytes: Long): Boolean = storage.acquire(bytes)
-    override def giveBack(bytes: Long): Unit = storage.release(bytes)
-    override def limit: String = storage.limit
-  }
 }

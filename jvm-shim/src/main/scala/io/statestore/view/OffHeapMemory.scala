@@ -112,7 +112,7 @@ private[statestore] final class OffHeapMemory(budget: Budget, keptMs: Long = Kep
   private def sizeAt(address: Long): Int = Platform.getLong(null, address - HeaderBytes).toInt
 }
 
-private[statestore] object OffHeapMemory {
+object OffHeapMemory {
 
   /** For how long what a task has read stays mapped once it is freed. */
   val KeptMs = 10000L

@@ -1,5 +1,6 @@
 package org.apache.spark.sql.execution.streaming.state
 
+import io.statestore.view.OffHeapMemory
 import org.apache.spark.SparkEnv
 import org.apache.spark.memory.{MemoryManager, MemoryMode}
 import org.apache.spark.storage.StreamBlockId
@@ -9,26 +10,26 @@ import org.apache.spark.storage.StreamBlockId
  * evicted takes no more than `spark.memory.storageFraction`: the rest stays for execution. It is
  * counted in what an executor asks a cluster for. Guarded by its owner.
  */
-final class StorageMemory private (private val manager: MemoryManager) {
+final class StorageMemory private (private val manager: MemoryManager)
+    extends OffHeapMemory.Budget {
   private val size = SparkEnv.get.conf.getSizeAsBytes(StorageMemory.Size, "0")
   private val fraction = SparkEnv.get.conf.getDouble(StorageMemory.Fraction, 0.5)
   private var taken = 0L
 
   /** Takes bytes; cached blocks make room. False where there are not so many. */
-  def acquire(bytes: Long): Boolean = {
+  override def grant(bytes: Long): Boolean = {
     val isGranted = taken + bytes <= size * fraction &&
       manager.acquireStorageMemory(StorageMemory.Block, bytes, MemoryMode.OFF_HEAP)
     if (isGranted) taken += bytes
     isGranted
   }
 
-  def release(bytes: Long): Unit = {
+  override def giveBack(bytes: Long): Unit = {
     taken -= bytes
     manager.releaseStorageMemory(bytes, MemoryMode.OFF_HEAP)
   }
 
-  /** The keys that set the limit, with their values. */
-  def limit: String = s"${StorageMemory.Size}=$size ${StorageMemory.Fraction}=$fraction"
+  override def limit: String = s"${StorageMemory.Size}=$size ${StorageMemory.Fraction}=$fraction"
 }
 
 object StorageMemory {
