@@ -125,7 +125,7 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
       StateCopy.Prefix + "checkpointFormatVersion" -> node.get("checkpoint_format").asText)
     (StateCopy.settings ++ pinned ++ own)
       .foreach { case (key, value) => conf.setConfString(key, value) }
-    // The source's own placement says where its state is; the target's state is in its directory.
+    // The source's own placement says where its state is. The target's provider is Spark's own.
     conf.unsetConf(StateCopy.Prefix + "checkpointStorage")
     val checkpoint = new Path(node.get("checkpoint").asText)
     val root = checkpoint.getFileSystem(hadoopConf).makeQualified(new Path(checkpoint, "state"))

@@ -84,7 +84,7 @@ private[engine] final class Engine(index: Int, start: () => EngineProcess) {
   /** Process ID, where a process is up. */
   def pid: Option[Long] = synchronized(Option.when(isRunning)(current.join().pid))
 
-  /** How often a process took the place of one that was lost. */
+  /** How often a process was started anew, also where it did not come up. */
   def restarts: Long = synchronized(math.max(0L, starts - 1))
 
   private def giveUp(

@@ -148,7 +148,7 @@ final class EnginePool private[engine] (settings: EngineSettings) {
   /** Process IDs of the engines that are up. */
   def pids: Seq[Long] = engines.toSeq.flatMap(_.pid)
 
-  /** How often an engine took the place of one that was lost. */
+  /** How often an engine was started anew, also where it did not come up. */
   def restarts: Long = engines.iterator.map(_.restarts).sum
 
   /** End the engines and remove the scratch directory. Further calls are refused. */

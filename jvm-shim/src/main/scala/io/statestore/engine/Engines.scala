@@ -11,7 +11,7 @@ import org.apache.spark.SparkEnv
 import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
 
 /**
- * All engine processes of this JVM, an executor's or a local-mode driver's. They end with the Spark
+ * All engine processes of this JVM, an executor's or a driver's. They end with the Spark
  * application they were started for, even where the JVM goes on with another one.
  */
 object Engines {
@@ -58,7 +58,7 @@ object Engines {
   /** Engines of this JVM that are up. */
   def running: Int = synchronized(pools.values.map(_.pids.size).sum)
 
-  /** How often one of them took the place of one that was lost. */
+  /** How often one of them was started anew, also where it did not come up. */
   def restarts: Long = synchronized(pools.values.map(_.restarts).sum)
 
   /** Resident memory of those that are up, bytes; 0 where the system does not tell. */

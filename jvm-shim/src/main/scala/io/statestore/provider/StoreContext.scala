@@ -15,7 +15,7 @@ import org.apache.spark.sql.execution.streaming.state.{StateStoreConf, StateStor
 import org.apache.spark.sql.types.StructType
 
 /**
- * Settings that one provider was initialised with; immutable.
+ * Settings that one provider was initialised with, and what its handles leave for later ones.
  *
  * @param schemas those of the state variables, where they may change between restarts
  */

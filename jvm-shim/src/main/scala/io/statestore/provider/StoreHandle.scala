@@ -253,9 +253,10 @@ private[statestore] final class StoreHandle(
   /**
    * Makes the writes durable as the next version.
    *
-   * Guarantee: when it returns, a restart can load the version. When it raises, the view is what it
-   * was and the handle accepts nothing but abort; whether the version became durable is unknown
-   * only when the engine could not be asked again.
+   * Guarantee: when it returns, a restart can load the version. When it raises, the handle accepts
+   * nothing but abort. Where only Spark's coordinator was not told, the version is durable and the
+   * view follows. Else the view is what it was; whether the version became durable is unknown only
+   * when the engine could not be asked again.
    */
   override def commit(): Long = {
     writing("commit")

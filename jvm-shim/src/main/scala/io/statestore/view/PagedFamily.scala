@@ -5,7 +5,7 @@ import scala.collection.mutable
 import org.apache.spark.unsafe.Platform
 
 /**
- * The rows of one column family of a `PagedView`, at its version.
+ * The rows of one column family at one version: of a `PagedView`, or all rows of a `RowCache`.
  *
  * @param outside memory for its pages, null for the heap; then `close` has to be called
  */
