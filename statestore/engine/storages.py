@@ -81,7 +81,7 @@ class Storages:
         self._hadoop = hadoop
         self._memory: tuple[CheckpointMemoryAddress, FileIO] | None = None
         self._cache: FetchCache | None = None
-        self._s3: dict[tuple[S3Settings, object], FileIO] = {}
+        self._s3: dict[S3Settings, FileIO] = {}
         self._hadoop_ios: dict[tuple[str, str], FileIO] = {}
         self._checkpoints: dict[tuple[str, str], _Checkpoint] = {}
         self._locations: dict[StoreLocation, StoreLocation] = {}

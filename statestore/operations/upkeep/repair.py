@@ -175,9 +175,9 @@ def _find(checkpoint: OpenCheckpoint, progress: Progress, *, deep: bool) -> Repa
     for batch in reversed(checkpoint.done_batches):
         verified = partial(verify, checkpoint, versions=[batch + 1], deep=deep, progress=progress)
         # A damaged file is mostly in older versions, too: these are given up by its store alone.
-        damaged = {finding.store for finding in findings if not finding.is_recoverable} - {None}
-        found = verified(stores=damaged)
-        if found.is_readable(batch + 1):
+        damaged = {one.store for one in findings if one.store and not one.is_recoverable}
+        found = verified(stores=damaged or None)
+        if damaged and found.is_readable(batch + 1):
             found = verified()
         findings += found.findings
         if found.is_readable(batch + 1):
