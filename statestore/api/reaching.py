@@ -28,10 +28,14 @@ if TYPE_CHECKING:
     from statestore.io.hadoop import HadoopFiles
     from statestore.operations.checkpoint import OpenCheckpoint
 
-_WHERE_AND_WHO = {
-    f"{PREFIX}s3.{name}"
-    for name in ("endpoint", "region", "pathStyle", "accessKey", "secretKey", "sessionToken")
-}
+_OF_ONE_ORIGIN = [
+    {f"{PREFIX}s3.{name}" for name in names}
+    for names in (
+        ("endpoint", "region", "pathStyle", "accessKey", "secretKey", "sessionToken"),
+        ("sse", "sseKmsKey"),
+    )
+]
+"""Options that go together: where and who, and how what is written is encrypted."""
 _MOST_LISTED = 10_000
 """Directories in which checkpoints are looked for."""
 
@@ -40,9 +44,9 @@ def _of_s3(options: Mapping[str, str], but_for: Mapping[str, str]) -> dict[str, 
     """Return options of a session for S3, without those that are given otherwise.
 
     Where one of these says which server, or who, all that say so are left out: credentials of two
-    origins are nobody's.
+    origins are nobody's. So with the two of encryption.
     """
-    left_out = {*but_for} | (_WHERE_AND_WHO if _WHERE_AND_WHO & but_for.keys() else set())
+    left_out = {*but_for}.union(*(group for group in _OF_ONE_ORIGIN if group & but_for.keys()))
     return {
         key: value
         for key, value in options.items()

@@ -89,6 +89,8 @@ class EngineService:
             self._totals,
             **{"spark.app.id": application, "spark.executor.id": executor},
         )
+        self._making_room = threading.Lock()
+        self._times_room_was_made = 0
         self._lock = threading.Lock()
         self._running: dict[int, Progress] = {}
         """Calls under way, by the number that the shim gave them."""
@@ -180,11 +182,17 @@ class EngineService:
         """Return an operation that takes the place of closed stores where the disk is full."""
 
         def run(request: Request) -> Reply:
+            before = self._times_room_was_made
             try:
                 return operation(request)
             except StorageError as error:
-                if error.kind != "storage-full" or not self._sessions.forget_closed(keep=0):
+                if error.kind != "storage-full":
                     raise
+                # Calls beside this one may have met the same disk: one makes room for all.
+                with self._making_room:
+                    self._times_room_was_made += self._sessions.forget_closed(keep=0)
+                    if self._times_room_was_made == before:
+                        raise
                 logger.info("the copies of closed stores are given up: error=%s", error)
                 return operation(request)
 

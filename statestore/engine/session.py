@@ -213,8 +213,8 @@ class Session:
     def close(self) -> None:
         """Release memory; a later call opens the store again.
 
-        Waits for a running call; a snapshot goes on. The newest snapshot stays known, for the next
-        commit to name.
+        Waits for a running call; a snapshot that was begun goes on. The newest snapshot stays
+        known, for the next commit to name, until `forget_local`.
         """
         with self._turn:
             self._rest()

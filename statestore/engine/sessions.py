@@ -221,13 +221,15 @@ class Sessions:
             keep: So many of those closed last stay.
 
         Returns:
-            Whether there was such a store.
+            Whether files of such a store were removed.
         """
+        has_forgotten = False
         with self._lock:
             oldest = list(self._closed)[: max(0, len(self._closed) - keep)]
             sessions = [(key, self._closed.pop(key)) for key in oldest]
         for key, session in sessions:
             if session.forget_local():
+                has_forgotten = True
                 self._storages.forget(key[1])
                 with self._lock:
                     self._rocksdb_directories.discard(session.versions.local_directory)
@@ -235,7 +237,7 @@ class Sessions:
                 with self._lock:
                     if key not in self._open:
                         self._closed.setdefault(key, session)
-        return bool(sessions)
+        return has_forgotten
 
     def forget_left(self) -> None:
         """Remove databases of an engine that died, of stores that have not come back to this one.

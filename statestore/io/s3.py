@@ -123,15 +123,16 @@ class S3FileIO:
     def _client(self) -> Any:
         """The client, made anew where the AWS profile has changed.
 
-        A profile that cannot be read, perhaps since it is being written, leaves the client as it
-        is; the next request tries again.
+        A profile that is gone, empty, or cannot be read, perhaps since it is being written, leaves
+        the client as it is until it changes again.
         """
         mark = self._settings.profile_mark()
         if mark != self._made_of:
             with self._client_lock, suppress(InvalidArgumentError):
-                if mark != self._made_of:
-                    self._made = make_client(self._settings)
+                is_whole = all(now or not was for was, now in zip(self._made_of, mark, strict=True))
+                if mark != self._made_of and is_whole:
                     self._made_of = mark
+                    self._made = make_client(self._settings)
         return self._made
 
     def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:  # noqa: ARG002

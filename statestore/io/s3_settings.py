@@ -68,18 +68,22 @@ class S3Settings:
                 to_fix="set s3.sse to aws:kms, or leave s3.sseKmsKey out",
             )
 
-    def profile_mark(self) -> tuple[int, ...]:
-        """Return what changes with the files of the AWS profile, whose keys a client reads once."""
+    def profile_mark(self) -> tuple[tuple[int, ...], ...]:
+        """Return what changes with the files of the AWS profile, whose keys a client reads once.
+
+        Of a file that is not there, or is empty, it is empty.
+        """
         if self.access_key:
             return ()
         files = {"AWS_SHARED_CREDENTIALS_FILE": "credentials", "AWS_CONFIG_FILE": "config"}
-        marks = []
+        marks: list[tuple[int, ...]] = []
         for variable, name in files.items():
             path = Path(os.environ.get(variable, f"~/.aws/{name}")).expanduser()
             try:
-                marks.append(path.stat().st_mtime_ns)
+                found = path.stat()
+                marks.append((found.st_mtime_ns, found.st_size) if found.st_size else ())
             except OSError:
-                marks.append(0)
+                marks.append(())
         return tuple(marks)
 
     @classmethod

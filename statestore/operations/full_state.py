@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from statestore.codec.trailer import Trailer
 
 
-_MOST_STATES_AT_ONCE = 8
+_STATES_AT_ONCE = range(4, 9)
+"""Few where cores are few; but fewer would wait for the storage."""
 
 MAX_OPEN_STATES = 64
 """State partitions that rows are dealt out to as they are read: each has a file and rows held."""
@@ -59,7 +60,7 @@ def states_at_once() -> int:
 
     Arrow and RocksDB work outside of Python's lock.
     """
-    return min(num_cores(), _MOST_STATES_AT_ONCE)
+    return min(max(num_cores(), _STATES_AT_ONCE[0]), _STATES_AT_ONCE[-1])
 
 
 def deal_out(num_before: int, num_after: int) -> list[tuple[range, range]]:

@@ -21,7 +21,7 @@ from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.upkeep.repair import repair
 from statestore.operations.upkeep.verify import verify
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
-from tests.checkpoints import make_query, query_of, read_rows
+from tests.checkpoints import make_query, read_rows
 from tests.damaged import NOW, deltas, flip, make_small, make_with_snapshots, run, without_leases
 from tests.fault_io import Fault, FaultFileIO
 from tests.rescaled import KEYED, end_process, listing, make, newest
@@ -95,25 +95,6 @@ def test_damaged_snapshot_that_nothing_stands_for_costs_batches(tmp_path):
     assert Checkpoint(query.path).repair().version == 2
     # Or maintenance finds it by its version, and the versions that come are made of it again.
     assert [path for path in snapshots if not path.exists()] == [snapshots[0]]
-
-
-def test_versions_are_given_up_by_the_store_that_is_damaged(tmp_path):
-    """Catches a repair that reads all state once for each version with the same damaged file."""
-    query = query_of(tmp_path / "query", backend="rocksdb", num_partitions=4)
-    for batch in range(6):
-        query.run_batch({f"{key}": batch for key in range(40)})
-    flip(deltas(query, 1, partition=0)[0])
-
-    io = FaultFileIO(LocalFileIO())
-    at(query.path, io=io).verify(deep=True)
-    at_once = [call for call in io.trace if call.startswith("fetch ")]
-    io.arm(None)
-    with pytest.raises(NotFoundError, match="no version"):
-        at(query.path, io=io).repair(dry_run=True)
-    fetched = [call for call in io.trace if call.startswith("fetch ")]
-
-    # Of all stores for the newest version, and of the damaged one for each other.
-    assert len(fetched) < 2 * len(at_once)
 
 
 @pytest.mark.parametrize("happens", [False, True])

@@ -694,8 +694,9 @@ def test_profile_that_was_renewed_is_read_again(s3_server, bucket, tmp_path, mon
     first = storages.open_s3(s3_server.settings())
     assert write("another") is first
 
-    profile.write_text("[default\n")  # as while it is being written
-    first.write(f"/{bucket}/third", b"rows", sync=True, overwrite=True)
+    for number, text in enumerate(("", "[default\n", "[default]\naws_access_key_id=a\n")):
+        profile.write_text(text)  # as while it is being written
+        first.write(f"/{bucket}/{number}", b"rows", sync=True, overwrite=True)
     assert write("fourth") is first
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import posixpath
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -173,12 +172,7 @@ def _find(checkpoint: OpenCheckpoint, progress: Progress, *, deep: bool) -> Repa
     """Find the newest version that can be read."""
     findings: list[Finding] = []
     for batch in reversed(checkpoint.done_batches):
-        verified = partial(verify, checkpoint, versions=[batch + 1], deep=deep, progress=progress)
-        # A damaged file is mostly in older versions, too: these are given up by its store alone.
-        damaged = {one.store for one in findings if one.store and not one.is_recoverable}
-        found = verified(stores=damaged or None)
-        if damaged and found.is_readable(batch + 1):
-            found = verified()
+        found = verify(checkpoint, versions=[batch + 1], deep=deep, progress=progress)
         findings += found.findings
         if found.is_readable(batch + 1):
             return _back_to(checkpoint, batch + 1, findings)

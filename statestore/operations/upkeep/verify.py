@@ -61,7 +61,7 @@ from statestore.operations.upkeep.what_expired import (
 from statestore.spark_files.schemas import read_schemas
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import numpy.typing as npt
 
@@ -84,13 +84,11 @@ def verify(
     *,
     versions: Iterable[int] | Literal["all"] | None = None,
     deep: bool = False,
-    stores: Container[StoreName] | None = None,
     progress: Progress = no_progress,
 ) -> Verification:
     """Verify versions of a checkpoint or savepoint.
 
-    Arguments, result and errors as `Directory.verify`, and `stores`: the stores of whose rows and
-    files is asked, None for all.
+    Arguments, result and errors as `Directory.verify`.
     """
     verifier = _Verifier(checkpoint, deep=deep, skips_expired=versions == "all")
     if versions == "all":
@@ -102,7 +100,7 @@ def verify(
         check_committed(checkpoint, version)
     if checkpoint.newest_version in {*wanted} | {0}:
         verifier.verify_batch_under_way()
-    return verifier.run(sorted(wanted, reverse=True), stores, progress)
+    return verifier.run(sorted(wanted, reverse=True), progress)
 
 
 @dataclass
@@ -208,9 +206,7 @@ class _Verifier:
         directory = f"{self._checkpoint.path}/{SOURCES}"
         return [f"{SOURCES}/{info.name}" for info in self._checkpoint.io.list_tree(directory)]
 
-    def run(
-        self, versions: list[int], stores: Container[StoreName] | None, progress: Progress
-    ) -> Verification:
+    def run(self, versions: list[int], progress: Progress) -> Verification:
         """Verify versions, newest first."""
         try:
             _, savepoint = read_metadata(self._checkpoint.io, self._checkpoint.path)
@@ -235,11 +231,7 @@ class _Verifier:
             find = partial(spark_states.find_versions, self._checkpoint)
             self._run_in_threads(self._verify_of_spark, self._each(versions, find), progress)
         else:
-            heads = [
-                (version, head)
-                for version, head in self._each(versions, self._checkpoint.heads)
-                if stores is None or head.trailer.store in stores
-            ]
+            heads = self._each(versions, self._checkpoint.heads)
             shares = self._shares(heads)
             if shares:
                 self._run_in_processes(shares, progress)

@@ -86,12 +86,16 @@ def find_captured(
                 planned=" ".join(entry.sources),
                 to_fix="give one offset a source, in this order and form",
             )
-        for offset in offsets:
-            if not _is_offset(offset):
+        for planned, offset in zip(entry.sources, offsets, strict=True):
+            # In v2 of the log each has its source before it.
+            source = planned.partition(":")[0] + ":" if entry.version == "v2" else ""
+            if not _is_offset(offset, source):
                 raise InvalidArgumentError(
                     "this is no offset of a source",
                     offset=offset,
-                    to_fix="give text of JSON in one line, as json.dumps writes it without indent",
+                    planned=planned,
+                    to_fix="give text in the form of the planned one: JSON in one line, as "
+                    "json.dumps writes it without indent",
                 )
         entry = replace(entry, sources=offsets)
     shapes = tuple(
@@ -115,13 +119,14 @@ def find_captured(
     return version, shapes
 
 
-def _is_offset(given: object) -> bool:
-    """Return whether this is the offset of a source: Spark has each in one line of its log."""
-    if not isinstance(given, str) or "\n" in given or "\r" in given:
+def _is_offset(given: object, source: str) -> bool:
+    """Return whether this is an offset behind its source, as Spark has each in a line of its log."""
+    if not isinstance(given, str) or not given.startswith(source) or {"\n", "\r"} & {*given}:
         return False
+    text = given.removeprefix(source)
     try:
-        given.encode()
-        return given == NO_OFFSET or json.loads(given) is not None
+        text.encode()
+        return text == NO_OFFSET or json.loads(text) is not None
     except (ValueError, RecursionError):
         return False
 
