@@ -127,8 +127,8 @@ class Directory(Reached):
     Errors of every method, to which its own are added:
 
         NotFoundError: There is no checkpoint or savepoint, no such version, or it was expired; or
-            its state is in the memory of a driver, and no session of it was given (kind
-            driver-lost).
+            its state is in the memory of a driver that is gone, or whose session was not given
+            (kind driver-lost).
         InvalidArgumentError: No storage of that URI (kind unsupported-scheme); or what two
             directories were given to open Hadoop's file systems contradicts each other.
         IncompatibleError: Neither this package's nor one of Spark's own providers wrote it (kind

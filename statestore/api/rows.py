@@ -41,7 +41,8 @@ class Rows:
 
         InvalidArgumentError: No rows have the address, or several; names those there are.
         NotFoundError: There is no checkpoint, no such version, or it was expired; or its state is
-            in the memory of a driver, and no session of it was given (kind driver-lost).
+            in the memory of a driver that is gone, or whose session was not given (kind
+            driver-lost).
         IncompatibleError: A provider's that cannot be read, or such a data type.
         CorruptionError, FencedError, StorageError: The version cannot be restored.
     """

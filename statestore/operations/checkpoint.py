@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.backends.forms import work_in
-from statestore.checkpoint.layout import StoreLocation, placement_path
+from statestore.backends.heap.versions import lost_with_driver
+from statestore.checkpoint.layout import HEAP_MARKER, StoreLocation, placement_path
 from statestore.checkpoint.operator_metadata import (
     OperatorInfo,
     operator_metadata_path,
@@ -457,9 +458,19 @@ class OpenCheckpoint(QueryLogs):
         try:
             return read_attempt(self.location(store), version, checkpoint_id)
         except NotFoundError as error:
+            if self._is_lost(store, error):
+                raise lost_with_driver(NotFoundError, self.home(store), version) from error
             metadata = operator_metadata_path(self.state_directory, store.operator)
             error.fields["named_by"] = f"{self.commits.path(version - 1)}, {metadata}"
             raise
+
+    def _is_lost(self, store: StoreName, error: NotFoundError) -> bool:
+        """Return whether a store that had state in checkpoint memory has no version there."""
+        if self.backend not in IN_DRIVER_MEMORY or error.kind != "version-not-found":
+            return False
+        home = self.home(store)
+        had_state = any(info.name == HEAP_MARKER for info in home.io.list(home.directory))
+        return had_state and error.fields["oldest_version"] is None
 
     def stores(
         self, num_partitions: int, *, operator: int | None = None, name: str | None = None

@@ -6,8 +6,9 @@ import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from statestore.core.errors import NotFoundError
 from statestore.core.options import StateStoreOptions
-from statestore.io.checkpoint_memory import CheckpointMemoryFileIO
+from statestore.io.checkpoint_memory import TO_FIX_LOSS, CheckpointMemoryFileIO
 from statestore.io.checkpoint_memory_address import CheckpointMemoryAddress
 from statestore.io.fetch_cache import FetchCache
 from statestore.io.local import temporary_directory
@@ -35,8 +36,9 @@ def checkpoint_memory(spark: SparkSession) -> Iterator[FileIO]:
 
     Raises:
         InvalidArgumentError: The session is one of Spark Connect (kind spark-connect).
-        NotFoundError: The session has not got the jar.
-        Py4JJavaError: The application has ended, or has no memory for lack of a Python.
+        NotFoundError: The session has not got the jar; or its application has ended, and its memory
+            with it (kind driver-lost).
+        Py4JJavaError: The application has no memory for lack of a Python.
     """
     require_driver(
         spark,
@@ -44,6 +46,15 @@ def checkpoint_memory(spark: SparkSession) -> Iterator[FileIO]:
         "read state with spark.read.format('statestore'), or call it in the driver's own Python "
         "process",
     )
+    context: Any = spark.sparkContext
+    if context._jsc is None or context._jsc.sc().isStopped():  # noqa: SLF001
+        raise NotFoundError(
+            "the application of the session has ended, and with it what its driver's memory held",
+            kind="driver-lost",
+            application=context.appName,
+            to_fix="give a session of the application whose query made the checkpoint; where that "
+            f"has ended, {TO_FIX_LOSS}",
+        )
     package = StateStoreOptions().engine_package
     jvm: Any = spark._jvm  # noqa: SLF001
     with jar_needed(spark):

@@ -40,7 +40,7 @@ from .harness import (
 from .job import ENDLESS, SHORT
 from .job_process import Job
 from .processes import checkpoint_memories, descendants
-from .queries import AGGREGATION, WATERMARK_DEDUP, generate_events, one_input
+from .queries import AGGREGATION, WATERMARK_DEDUP, generate_events, one_input, single
 
 pytestmark = pytest.mark.ours
 
@@ -200,6 +200,39 @@ def test_sql_reads_what_the_memory_has(make_lane: MakeLane) -> None:
     assert found.num_rows == reader.load(str(lane.checkpoint)).count() > 0
     with pytest.raises(NotFoundError, match="driver-lost"):
         Checkpoint(lane.checkpoint).sql("FROM state").read()
+
+
+def test_readers_are_told_that_the_state_was_lost(make_lane: MakeLane) -> None:
+    """Catches advice to keep more versions, of state that went with its memory."""
+    lane = make_lane(replace(AGGREGATION, plan=one_input(2)), HEAP)
+    total = single("total", "complete", lambda events: events.groupBy().count(), one_input(1))
+    single_partition = make_lane(total, HEAP)
+    run_plan(lane, single_partition)
+    states = [Checkpoint(of.checkpoint, spark=of.spark).rows() for of in (lane, single_partition)]
+    assert states[0].read().num_rows > states[1].read().num_rows == 1
+    address = lane.spark._jvm.io.statestore.engine.CheckpointMemory.address
+    before = str(address("embedded").toString())
+
+    _kill_memory()
+
+    wait_for(lambda: str(address("embedded").toString()) != before, "another memory", 60)
+    for rows in states:
+        with pytest.raises(NotFoundError, match=r"heap\.onDriverLoss") as lost:
+            rows.read()
+        assert lost.value.kind == "driver-lost"
+
+
+def test_session_of_an_application_that_ended_is_told_by_name(
+    start_job: Callable[..., Job], make_lane: MakeLane
+) -> None:
+    """Catches an error of the JVM where the state went with the application."""
+    lane = make_lane(replace(AGGREGATION, plan=one_input(1)), HEAP)
+    run_plan(lane)
+
+    report = start_job("ended", checkpoint=str(lane.checkpoint)).report()
+
+    assert "[driver-lost] the application of the session has ended" in report["error"]
+    assert "heap.onDriverLoss" in report["error"]
 
 
 @EXTENDED

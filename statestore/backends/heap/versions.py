@@ -33,6 +33,27 @@ if TYPE_CHECKING:
 BACKEND = "heap"
 
 
+def lost_with_driver(
+    error_class: type[NotFoundError] | type[StorageError], home: StoreLocation, version: int
+) -> NotFoundError | StorageError:
+    """Return the error for a version that this memory never had.
+
+    Args:
+        error_class: Class of the error.
+        home: The store in the checkpoint directory.
+        version: The version.
+    """
+    return error_class(
+        "the memory of this application's driver does not hold the state: the heap backend's "
+        "checkpoints were lost with the driver, or with the process beside it",
+        kind="driver-lost",
+        store=str(home.store),
+        checkpoint=home.root,
+        version=version,
+        to_fix=TO_FIX_LOSS,
+    )
+
+
 class HeapVersions(FilesystemVersions):
     """FilesystemVersions whose storage is the driver's memory.
 
@@ -113,7 +134,7 @@ class HeapVersions(FilesystemVersions):
             return super().commit(new, local_path, arrow_length, options)
         except StorageError as error:
             if error.kind == "directory-gone" and new.parent is not None:
-                raise self._lost(StorageError, new.parent.version) from error
+                raise lost_with_driver(StorageError, self._home, new.parent.version) from error
             raise
 
     @contextmanager
@@ -123,7 +144,7 @@ class HeapVersions(FilesystemVersions):
         except NotFoundError as error:
             self._check_provider()
             if error.kind == "version-not-found" and self._is_lost(version):
-                raise self._lost(NotFoundError, version) from error
+                raise lost_with_driver(NotFoundError, self._home, version) from error
             raise
 
     def _is_lost(self, version: int) -> bool:
@@ -137,19 +158,6 @@ class HeapVersions(FilesystemVersions):
         # The oldest version is a full state exactly where this memory began after a loss.
         trailer = read_trailer(self.location, file_name).trailer
         return trailer.parent is None and not trailer.files
-
-    def _lost(
-        self, error_class: type[NotFoundError] | type[StorageError], version: int
-    ) -> NotFoundError | StorageError:
-        return error_class(
-            "the memory of this application's driver does not hold the state: the heap backend's "
-            "checkpoints were lost with the driver, or with the process beside it",
-            kind="driver-lost",
-            store=str(self.location.store),
-            checkpoint=self._home.root,
-            version=version,
-            to_fix=TO_FIX_LOSS,
-        )
 
     def _check_provider(self) -> None:
         """Check that home, in the checkpoint directory, holds no files of others.
