@@ -8,7 +8,7 @@ from statestore.api.checkpoint import Checkpoint
 from statestore.core.durations import Duration, require_duration
 from statestore.operations.new_directory import check_target
 from statestore.operations.savepoint.savepoint import check_form, decide_savepoint
-from statestore.spark.batch_end import stop_after_batch
+from statestore.spark.batch_end import check_stoppable, stop_after_batch
 from statestore.spark.driver_session import checkpoint_of, session_of
 
 if TYPE_CHECKING:
@@ -54,13 +54,17 @@ def stop_with_savepoint(
 
     Raises:
         InvalidArgumentError: The destination has files (kind checkpoint-exists); the query is one
-            of Spark Connect (kind spark-connect); or `wait` is no duration.
+            of Spark Connect (kind spark-connect); `wait` is no duration; another run of the query
+            is active; or the call is made within a batch of it, by `foreachBatch`, which is told
+            where PySpark pins threads, as it does by default.
         NotFoundError, IncompatibleError, CorruptionError, FencedError, StorageError: As
             `Checkpoint.savepoint`.
     """
     wait_ms = require_duration("wait", wait, 0)
     directory = checkpoint_of(query, "stop_with_savepoint", BY_HAND)
-    checkpoint = Checkpoint(directory, spark=session_of(query))
+    spark = session_of(query)
+    check_stoppable(query, spark._jvm)
+    checkpoint = Checkpoint(directory, spark=spark)
     reach, to = checkpoint._reach.with_new(destination)
     with reach.checkpoint() as found:
         # What is refused, or cannot be read, is told while the query runs.

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from statestore.core.clock import SystemClock
+from statestore.core.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -18,6 +19,36 @@ _AFTER_PLANNING_MS = 100
 """So long after its planning a batch has seen for the last time whether its query is to go on."""
 _stops: deque[tuple[str, bool]] = deque(maxlen=256)
 """Of each of the last stops the run, and whether the query goes on in another one."""
+
+
+def check_stoppable(query: StreamingQuery, jvm: Any) -> None:
+    """Check that a query can be stopped after its batch, by this handle and in this thread.
+
+    Args:
+        query: A query of this driver.
+        jvm: The driver's JVM.
+
+    Raises:
+        InvalidArgumentError: Another run of the query is active; or its batch waits for this
+            thread, as within `foreachBatch`. Where PySpark does not pin threads, that is not told.
+    """
+    handle: Any = query._jsq  # noqa: SLF001
+    active = handle.sparkSession().sharedState().activeStreamingQueries().get(handle.id())
+    if active is not None and str(active.runId()) != str(query.runId):
+        raise InvalidArgumentError(
+            "the query was started again, and this is the handle of an earlier run",
+            query_id=str(query.id),
+            run_id=str(query.runId),
+            active_run_id=str(active.runId()),
+            to_fix="give the handle of the run that is active: spark.streams.get(query_id)",
+        )
+    if handle.streamingQuery().queryExecutionThread() == jvm.java.lang.Thread.currentThread():
+        raise InvalidArgumentError(
+            "the end of the batch is to be waited for within a batch of the query",
+            query_id=str(query.id),
+            run_id=str(query.runId),
+            to_fix="call it in a thread of its own, and let the function of the batch return",
+        )
 
 
 def stop_after_batch(

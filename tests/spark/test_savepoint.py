@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -352,6 +353,57 @@ def test_query_is_reached_by_the_session_that_started_it(
     finally:
         query.stop()
     assert Savepoint(tmp_path / "stopped").verify(deep=True).ok
+
+
+def test_handle_of_an_earlier_run_stops_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    """Catches a savepoint that says that the query has stopped, while a later run goes on."""
+    edits, checkpoint, to = Edits(spark, tmp_path), tmp_path / "query", tmp_path / "stopped"
+    edits.feed(1)
+    earlier = edits.start(checkpoint)
+    assert earlier.awaitTermination(RUN_TIMEOUT_S)
+    query = edits.start(checkpoint, available_now=False)
+    try:
+        with pytest.raises(InvalidArgumentError, match="the handle of an earlier run") as refused:
+            stop_with_savepoint(earlier, to)
+
+        fields = refused.value.fields
+        assert (fields["run_id"], fields["active_run_id"]) == (str(earlier.runId), str(query.runId))
+        assert query.isActive
+        assert not to.exists()
+        stop_with_savepoint(session_of(query).streams.get(str(fields["query_id"])), to)
+        assert not query.isActive
+    finally:
+        query.stop()
+    assert stop_with_savepoint(earlier, tmp_path / "again").info.version == 1
+
+
+def test_call_within_a_batch_is_refused_and_the_query_goes_on(make_lane: MakeLane) -> None:
+    """Catches a batch that waits for its own end, and a query that ends without a savepoint."""
+    lane = make_lane(COUNTS)
+    started = Event()
+    raised: list[InvalidArgumentError] = []
+
+    def stop(batch_id: int) -> None:
+        assert started.wait(RUN_TIMEOUT_S)
+        if batch_id == 0:
+            try:
+                stop_with_savepoint(query, lane.root / "within", wait=2)
+            except InvalidArgumentError as error:
+                raised.append(error)
+
+    lane.before_batch = stop
+    lane.feed(*COUNTS.plan[0])
+    query = lane.start(available_now=False)
+    started.set()
+    try:
+        last = lane.checkpoint / "commits" / str(len(COUNTS.plan[0]) - 1)
+        wait_for(lambda: last.exists() or not query.isActive, "the last batch", RUN_TIMEOUT_S)
+        (refused,) = raised
+        assert "call it in a thread of its own" in str(refused)
+        assert query.isActive
+        assert not (lane.root / "within").exists()
+    finally:
+        query.stop()
 
 
 def test_heap_query_leaves_its_driver_with_a_savepoint(
