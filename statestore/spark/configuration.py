@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from statestore.backends.rocksdb.requirement import require_rocksdict
@@ -87,7 +87,8 @@ def configure(
         InvalidArgumentError: The backend or an option does not exist (names the nearest one), or
             a value, the checkpoint format among them, is out of range. The engines of the rocksdb
             backend run in this Python, which has no rocksdict. Or real-time mode is asked for
-            with format 1, or on a builder that has Spark's key for the provider.
+            with format 1, or where the builder, or the session or JVM that runs already, has
+            Spark's key for the provider.
         NotFoundError: There is no jar, where one is to be set; install the wheel or build the jar.
             Or a JVM runs already, as that of `spark-submit`, and was started without it.
         IncompatibleError: This pyspark is of another Spark than that of SPARK_HOME, or no jar fits
@@ -146,11 +147,7 @@ def _jars_of_jvm(provider: str, jar: str) -> list[str]:
     Raises:
         NotFoundError: It has not, and does not take it from a builder any more.
     """
-    from pyspark import SparkContext
-
-    if _GATEWAY in os.environ:
-        SparkContext._ensure_initialized()  # noqa: SLF001
-    jvm = SparkContext._jvm  # noqa: SLF001
+    jvm = _running_jvm()
     if jvm is None:
         return [jar]
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
@@ -185,15 +182,48 @@ def _path(jar: str) -> str:
 
 def _require_real_time(before: Mapping[str, object], checkpoint_format: str) -> None:
     """Raise InvalidArgumentError where Spark would refuse real-time mode in a builder's session."""
-    key = PROVIDER_KEY if PROVIDER_KEY in before else _FORMAT
-    if key == PROVIDER_KEY or checkpoint_format != "2":
+    key, value = PROVIDER_KEY, before.get(PROVIDER_KEY)
+    to_fix = "leave it out, or leave out real_time"
+    if value is None and checkpoint_format != "2":
+        key, value = _FORMAT, before.get(_FORMAT, checkpoint_format)
+    if value is None and not is_served_elsewhere(before):
+        value = _provider_of_running()
+        to_fix = f"spark.conf.unset({PROVIDER_KEY!r}) in the session that runs, or a new process"
+    if value is not None:
         raise InvalidArgumentError(
             "Spark refuses real-time mode in a session that says this",
             kind="invalid-option",
             key=key,
-            value=before.get(key, checkpoint_format),
-            to_fix="leave it out, or leave out real_time",
+            value=value,
+            to_fix=to_fix,
         )
+
+
+def _provider_of_running() -> str | None:
+    """Return what Spark's key for the provider says in the session that a builder would return.
+
+    Where none runs, a JVM that does has what the application was started with.
+    """
+    jvm = _running_jvm()
+    if jvm is None:
+        return None
+    from pyspark.sql import SparkSession
+
+    session: Any = SparkSession._instantiatedSession  # noqa: SLF001
+    if session is not None and session._sc._jsc is not None:  # noqa: SLF001
+        found = session.conf.get(PROVIDER_KEY, None)
+    else:
+        found = jvm.org.apache.spark.SparkConf().get(PROVIDER_KEY, None)
+    return None if found is None else str(found)
+
+
+def _running_jvm() -> Any:
+    """Return the JVM of this program, also where that was started below `spark-submit`, or None."""
+    from pyspark import SparkContext
+
+    if _GATEWAY in os.environ:
+        SparkContext._ensure_initialized()  # noqa: SLF001
+    return SparkContext._jvm  # noqa: SLF001
 
 
 def _is_spark_4_3() -> bool:

@@ -12,9 +12,14 @@ from pathlib import Path
 
 import pyspark
 import pytest
+from pyspark.sql import SparkSession
 
+import statestore
+from statestore.core.errors import InvalidArgumentError
 from statestore.io.shim_jar import find_jar
 from tests.otlp_collector import attributes_of, named_by_docs, running
+
+from .harness import FILESYSTEM, PROVIDER_CLASS
 
 JOB = Path(__file__).with_name("configured_job.py")
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -116,6 +121,30 @@ def test_executors_have_all_jars_of_spark_submit_and_one_shim(tmp_path: Path) ->
     jars = f"{older.as_uri()},{other.as_uri()}"
     assert done.stdout.splitlines()[-1].startswith(f"{other.name} {older.name} {{")
     assert f"'spark.jars': '{jars}'" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("said_by", ["session", "jvm"])
+def test_provider_of_what_runs_already_is_told_where_real_time_is_asked_for(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, said_by: str
+) -> None:
+    """Catches a backend that is named and not used: Spark's key stands before it."""
+    properties = spark._jvm.java.lang.System
+    builder = SparkSession.Builder()
+    if said_by == "session":
+        spark.conf.set(PROVIDER_CLASS, FILESYSTEM)
+    else:
+        monkeypatch.setattr(SparkSession, "_instantiatedSession", None)
+        properties.setProperty(PROVIDER_CLASS, FILESYSTEM)
+    try:
+        with pytest.raises(InvalidArgumentError, match=r"To fix: spark\.conf\.unset") as refused:
+            statestore.configure(builder, "rocksdb", real_time=True)
+    finally:
+        spark.conf.unset(PROVIDER_CLASS)
+        properties.clearProperty(PROVIDER_CLASS)
+
+    assert refused.value.fields == {"key": PROVIDER_CLASS, "value": FILESYSTEM}
+    assert builder._options == {}
+    assert statestore.configure(builder, "rocksdb", real_time=True) is builder
 
 
 def _check_pages(shown: Path) -> None:
