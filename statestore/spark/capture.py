@@ -7,6 +7,7 @@ then hands the batch to the sink. A sink that takes none leaves all of that, and
 from __future__ import annotations
 
 import os
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ _LOGGERS = [
     f"org.apache.spark.sql.execution.streaming.{package}MicroBatchExecution"
     for package in ("", "runtime.")  # of Spark 4.0, and of those after it
 ] + ["org.apache.spark.sql.execution.streaming.state.FirstOffsets"]
+_ONE_AT_A_TIME = threading.Lock()
+"""Held while Spark's log is quiet, so that what is put back is what was there before all."""
 _FORMAT_KEY = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 
 
@@ -97,7 +100,7 @@ def capture_query(
             query.stop()
         return False
 
-    with _quiet(frame.sparkSession):
+    with _ONE_AT_A_TIME, _quiet(frame.sparkSession):
         is_captured = is_planned()
         if is_captured and _reads_nothing(frame.sparkSession, path):
             # Batch 0 only pins the state format of joins: the one after it is planned.

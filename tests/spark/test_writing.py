@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,14 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
+from pyspark.sql.streaming import DataStreamWriter
 
 from statestore import Checkpoint, Savepoint, capture_query, write_savepoint
 from statestore.core.errors import InvalidArgumentError
 from tests.checkpoints import files_below
 
 from .conftest import OURS, PROVIDER, MakeLane
-from .harness import HEAP, Lane, Query, default_mount
+from .harness import HEAP, Lane, Query, default_mount, wait_for
 from .queries import single
 
 pytestmark = [
@@ -281,3 +284,47 @@ def test_query_without_input_is_not_captured(make_lane: MakeLane) -> None:
         capture_query(frame, lane.root / "captured")  # its offsets would be those of before
     assert raised.value.kind == "checkpoint-exists"
     assert files_below(lane.root) == before
+
+
+def test_spark_logs_again_when_two_captures_overlapped(
+    make_lane: MakeLane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a log that stays off, since the last to end puts back what the first had set."""
+    lanes = [make_lane(TOTALS), make_lane(MOST)]
+    for lane in lanes:
+        lane.feed(TOTALS.plan[0][0])
+    both, first_ended = threading.Barrier(2), threading.Event()
+    start = DataStreamWriter.start
+
+    def overlapping(writer: Any) -> Any:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(2)
+        if threading.current_thread().name == "second":
+            first_ended.wait(60)
+        return start(writer)
+
+    def capture(lane: Lane) -> None:
+        _captured(lane)
+        first_ended.set()
+
+    monkeypatch.setattr(DataStreamWriter, "start", overlapping)
+    first, second = (
+        threading.Thread(target=capture, args=(lane,), name=name)
+        for lane, name in zip(lanes, ("first", "second"), strict=True)
+    )
+    first.start()
+    wait_for(lambda: "OFF" in _levels(lanes[0]), "the first capture", 60)
+    second.start()
+    first.join()
+    second.join()
+
+    assert all((lane.root / "captured" / "offsets").is_dir() for lane in lanes)
+    assert "OFF" not in _levels(lanes[0])
+
+
+def _levels(lane: Lane) -> str:
+    """Return the levels of the loggers of the driver's JVM."""
+    jvm: Any = lane.spark._jvm
+    context = jvm.org.apache.logging.log4j.LogManager.getContext(False)
+    loggers = context.getConfiguration().getLoggers()
+    return ", ".join(str(logger.getLevel()) for logger in loggers.values())
