@@ -239,7 +239,8 @@ def history(checkpoint: str, limit: int, storage_options: dict[str, str], output
     The newest is first. For each operation: when it began, its user and machine, the newest version
     before it, and the version that it made or went back to. An operation that has begun and is not
     done is running, failed or was killed; the same command finishes it. The JSON has the
-    certificate of a forget. It has no keys and no values of rows. A damaged line is shown as it is.
+    certificate of a forget, without its lists of files. It has no keys and no values of rows. A
+    damaged line is shown as it is.
 
     \b
     Examples:

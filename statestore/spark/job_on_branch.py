@@ -57,6 +57,8 @@ _REPLACED = (
 _AWAITED_S = 20.0
 """How long threads of a job that has ended may take to start its query."""
 _POLL_S = 0.05
+_ONE_AT_A_TIME = threading.Lock()
+"""Held while a job is tried: the methods that are replaced are those of every thread."""
 _LOCATION = "checkpointlocation"
 _DEFAULT_LOCATION = "spark.sql.streaming.checkpointLocation"
 _SCHEMA_REFUSED = re.compile(r"\[STATE_STORE_\w*SCHEMA\w*[\].]")
@@ -139,7 +141,8 @@ def run_job(repeat: Repeat, job: Callable[[], object]) -> None:
 
     Raises:
         InvalidArgumentError: The job failed, or starts no query of the checkpoint (kind
-            trial-failed); or the session is one of Spark Connect (kind spark-connect).
+            trial-failed); the session is one of Spark Connect (kind spark-connect); or another job
+            of this program is tried.
         StateStoreError: The branch cannot be read or written.
     """
     passed: list[str] = []
@@ -162,8 +165,7 @@ def run_job(repeat: Repeat, job: Callable[[], object]) -> None:
             failure = error
         raise _Ended
 
-    before = {*threading.enumerate()}
-    with _starts(take, before):
+    with _alone(), _starts(take, before := {*threading.enumerate()}):
         try:
             job()
         except _Ended:
@@ -196,8 +198,26 @@ def run_job(repeat: Repeat, job: Callable[[], object]) -> None:
     ) from failure
 
 
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Let no other job of this program be tried meanwhile.
+
+    Raises:
+        InvalidArgumentError: One is tried.
+    """
+    if not _ONE_AT_A_TIME.acquire(blocking=False):
+        raise InvalidArgumentError(
+            "another job is tried in this program",
+            to_fix="call try_job for each of them, one after the other",
+        )
+    try:
+        yield
+    finally:
+        _ONE_AT_A_TIME.release()
+
+
 def _threads_since(before: Collection[threading.Thread]) -> list[threading.Thread]:
-    """Return the threads that were begun since, and that Python would wait for."""
+    """Return the threads of a job: begun since, and such as Python would wait for."""
     return [each for each in threading.enumerate() if each not in before and not each.daemon]
 
 
@@ -345,8 +365,13 @@ def _starts(
 
     def unless_left(start: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: Any, *args: Any, **named: Any) -> Any:
-            if threading.current_thread() in left:
-                raise _Ended
+            current = threading.current_thread()
+            if current in left:
+                raise InvalidArgumentError(
+                    "this thread was begun while a job was tried: what it starts may be the job's",
+                    thread=current.name,
+                    to_fix="start the query in a thread that is begun after try_job has returned",
+                )
             return start(self, *args, **named)
 
         return call

@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 import statestore
 from statestore.checkpoint.lease import Leases
+from statestore.core.errors import NotFoundError
 from statestore.io.local import LocalFileIO
 
 from .application import start_application
@@ -165,6 +166,18 @@ def resume_lost(root: Path, jars: list[Path]) -> dict[str, Any]:
     return {"error": error, "batches_before": before, "batches": lane.batches}
 
 
+def ended(root: Path, jars: list[Path], checkpoint: str) -> dict[str, Any]:
+    """Read state of the heap backend by the session of an application that has ended."""
+    session = start_application(root, jars)
+    rows = statestore.Checkpoint(checkpoint, spark=session).rows()
+    session.stop()
+    try:
+        rows.read()
+    except NotFoundError as error:
+        return {"error": str(error)}
+    return {"error": ""}
+
+
 def interpreters(
     root: Path, jars: list[Path], provider: str, wrong: list[dict[str, str]]
 ) -> dict[str, Any]:
@@ -279,7 +292,7 @@ def main(name: str, text: str) -> None:
     jars = [Path(jar) for jar in arguments.pop("jars")]
     known = (
         cluster, heap_cluster, endless, resume, resume_lost, interpreters, supervised,
-        connect_server,
+        connect_server, ended,
     )  # fmt: skip
     jobs: dict[str, Any] = {job.__name__: job for job in known}
     report = jobs[name](root, jars, **arguments)

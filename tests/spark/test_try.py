@@ -16,14 +16,23 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.streaming import DataStreamWriter
 
-from statestore import Checkpoint, FixedDelay, Savepoint, Trial, run, try_job
+from statestore import (
+    Checkpoint,
+    FixedDelay,
+    QueryFailedError,
+    Savepoint,
+    Trial,
+    run,
+    try_job,
+)
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.reading.diff import DiffCounts
 from statestore.spark.job_on_branch import Repeat, run_job
 
 from .conftest import EXTENDED, MakeLane, RunReference
-from .harness import FORMAT_2, Files, Query, default_mount
+from .harness import FORMAT_2, Files, Query, default_mount, tree
 from .queries import OPERATORS, in_runs, single
 from .state_variables import EVENT_TIME
 from .tried import (
@@ -556,3 +565,84 @@ def test_query_that_a_thread_starts_after_the_job_is_tried(tried: Tried) -> None
 
     assert dict(tried.attempts) == attempts
     assert {path.name for path in Path(tried.checkpoint, "offsets").iterdir()} == before
+
+
+@pytest.mark.parametrize("tried", [FORMAT_2], indirect=True)
+def test_a_job_is_refused_while_another_one_is_tried(tried: Tried, tmp_path: Path) -> None:
+    """Catches new code that a trial beside its own lets start on the checkpoint itself."""
+    other = Tried(tried.spark, tmp_path / "other", FORMAT_2)
+    other.run(*files(0, 2))
+    start = DataStreamWriter.start
+    runs, may_end = threading.Event(), threading.Event()
+
+    def repeat(lane: Tried) -> Repeat:
+        version = Checkpoint(lane.checkpoint).info.newest_version
+        made = Checkpoint(lane.checkpoint).branch(lane.root / "branch", version=version - 1).made
+        rows = str(lane.root / "rows")
+        return Repeat(str(lane.checkpoint), made.uri, version, rows, None, version - 1)
+
+    def first() -> None:
+        runs.set()
+        may_end.wait(60)
+        tried.job(counted)()
+
+    lanes = tried, other
+    before = [(tree(lane.checkpoint), dict(lane.attempts)) for lane in lanes]
+    repeats = [repeat(lane) for lane in lanes]
+    with ThreadPoolExecutor() as pool:
+        one = pool.submit(run_job, repeats[0], first)
+        assert runs.wait(60)
+        with pytest.raises(
+            InvalidArgumentError, match=r"another job is tried.*one after the other"
+        ):
+            run_job(repeats[1], other.job(counted))
+        may_end.set()
+        one.result()
+    run_job(repeats[1], other.job(counted))
+
+    assert DataStreamWriter.start is start
+    assert [(tree(lane.checkpoint), dict(lane.attempts)) for lane in lanes] == before
+    assert [Checkpoint(one.branch).info.newest_version for one in repeats] == [
+        one.version for one in repeats
+    ]
+
+
+@pytest.mark.parametrize("tried", [FORMAT_2], indirect=True)
+def test_job_that_tries_a_job_is_refused(tried: Tried) -> None:
+    """Catches a trial that waits for itself for ever, also by way of a thread."""
+
+    def nested() -> None:
+        trial = tried.root / "nested"
+        with ThreadPoolExecutor() as pool:
+            pool.submit(
+                try_job, tried.checkpoint, tried.job(counted), trial=trial, batches=1
+            ).result()
+
+    with pytest.raises(InvalidArgumentError, match=r"another job is tried"):
+        try_job(tried.checkpoint, nested, batches=1)
+
+
+@pytest.mark.parametrize("tried", [FORMAT_2], indirect=True)
+def test_thread_that_was_begun_by_a_job_says_why_it_starts_no_query(tried: Tried) -> None:
+    """Catches a thread of a pool that ends without a word, or is supervised without end."""
+    start, pool = tried.job(counted), ThreadPoolExecutor(1)
+    starts: list[int] = []
+
+    def job() -> Any:
+        pool.submit(int).result()
+        return start()
+
+    def again() -> Any:
+        starts.append(1)
+        return start()
+
+    with pool:
+        try_job(tried.checkpoint, job, batches=1).drop()
+        with pytest.raises(InvalidArgumentError, match=r"begun while a job was tried.*To fix: "):
+            pool.submit(start).result()
+        with pytest.raises(QueryFailedError, match="obstacle='invalid-argument'"):
+            pool.submit(run, again, FixedDelay(2, 0)).result()
+
+    assert len(starts) == 1
+    tried.run(*files(6, 1))
+    assert tried.state == expected(7)

@@ -120,7 +120,7 @@ def find_captured(
 
 
 def _is_offset(given: object, source: str) -> bool:
-    """Return whether this is an offset behind its source, as Spark has each in a line of its log."""
+    """Return whether this is an offset, behind its source: Spark has each in a line of its log."""
     if not isinstance(given, str) or not given.startswith(source) or {"\n", "\r"} & {*given}:
         return False
     text = given.removeprefix(source)
