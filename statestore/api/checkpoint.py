@@ -459,7 +459,7 @@ class Directory(Reached):
                 or state schemas are missing.
             CorruptionError, FencedError, StorageError: A file cannot be read, or a storage failed.
         """
-        reach, to = self._reach.with_new(new)
+        reach, to = self._reach.with_new_checkpoint(new)
         operators = OperatorMap(map_operators or {}, frozenset(drop_operators), add_operators or {})
         with to.opened() as target, reach.checkpoint() as source:
             return decide_restore(
@@ -978,7 +978,7 @@ class Checkpoint(Directory):
             InvalidArgumentError: The new checkpoint has files (kind checkpoint-exists), or the
                 state is in checkpoint memory.
         """
-        reach, to = self._reach.with_new(new)
+        reach, to = self._reach.with_new_checkpoint(new)
         with reach.checkpoint() as checkpoint:
             return decide_branch(checkpoint, to.place, version).make(
                 lambda _: Checkpoint._at(to), dry_run=dry_run, progress=progress
@@ -1022,7 +1022,7 @@ class Checkpoint(Directory):
             CorruptionError, StorageError: State cannot be read or written, or the session's JVM
                 does not start; names the reason.
         """
-        reach, there = self._reach.with_new(new)
+        reach, there = self._reach.with_new_checkpoint(new)
         with open_conversion(
             reach.place,
             there.place,

@@ -13,7 +13,7 @@ from statestore.core.options import PREFIX, StateStoreOptions, spark_conf
 from statestore.io.hadoop_process import HADOOP_PREFIXES, shared_process, use
 from statestore.io.local import temporary_directory
 from statestore.io.place import Place
-from statestore.io.storage import absolute_uri, is_hadoop
+from statestore.io.storage import absolute_uri, is_hadoop, require_unencoded
 from statestore.operations.checkpoint import find_checkpoints, open_checkpoint
 from statestore.spark.checkpoint_memory import checkpoint_memory
 from statestore.spark.connect import require_driver
@@ -125,6 +125,18 @@ class Reach:
         made = Reach.of(self.place.beside(absolute_uri(os.fspath(directory))))
         made.given, made.hadoop_conf, made.spark = self.given, self.hadoop_conf, self.spark
         return made
+
+    def with_new_checkpoint(
+        self, directory: str | os.PathLike[str] | Reached
+    ) -> tuple[Reach, Reach]:
+        """Return the same as `with_new`, for a directory in which a query is to start.
+
+        Raises:
+            InvalidArgumentError: As there; or a query would not find it by its URI.
+        """
+        if not isinstance(directory, Reached):
+            require_unencoded(os.fspath(directory))
+        return self.with_new(directory)
 
     def with_new(self, directory: str | os.PathLike[str] | Reached) -> tuple[Reach, Reach]:
         """Return this reach for a call that reaches another directory too, and the reach of that.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ Storage = TypeVar("Storage", bound="FileIO")
 S3_SCHEMES = ("s3", "s3a")
 _OF_DEFAULT = ("hdfs", "viewfs")
 """Schemes whose authority a URI may leave out or spell in several ways."""
+_ENCODED = re.compile(r"file:.*%[0-9A-Fa-f]{2}", re.DOTALL)
 
 
 def scheme_of(uri: str) -> str:
@@ -35,6 +37,21 @@ def scheme_of(uri: str) -> str:
 def is_hadoop(uri: str) -> bool:
     """Return whether only Hadoop opens a URI: its scheme is neither `file` nor one of S3's."""
     return scheme_of(uri) not in ("file", "s3")
+
+
+def require_unencoded(uri: str) -> None:
+    """Check that a query which is given a URI finds the directory that it names here.
+
+    Raises:
+        InvalidArgumentError: It is a `file:` URI that is percent-encoded, which Spark does not
+            decode.
+    """
+    if _ENCODED.match(uri):
+        raise InvalidArgumentError(
+            "a query would look elsewhere: Spark does not decode a percent-encoded file: URI",
+            uri=uri,
+            to_fix="give the path, without file:",
+        )
 
 
 def absolute_uri(uri: str) -> str:

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from statestore import Checkpoint
+from statestore import Checkpoint, Savepoint
 from statestore.cli.commands import cli
+from statestore.core.errors import InvalidArgumentError
 from statestore.testing.checkpoints import MadeCheckpoint
 from tests.checkpoints import query_of, read_rows, write_checkpoint
 
@@ -85,6 +86,21 @@ def test_a_slash_at_the_end_says_nothing(query: MadeCheckpoint, form: str) -> No
     assert "below" not in listed
     assert run("verify", named) == run("verify", query.path)
     assert Checkpoint(named).uri == form.format(query.path).rstrip("/")
+
+
+def test_a_file_uri_that_is_encoded_is_refused(tmp_path: Path, query: MadeCheckpoint) -> None:
+    """Catches a copy that a query does not find by the same URI, and starts without state."""
+    saved, uri = tmp_path / "saved one", f"file://{tmp_path}/new%20one"
+    run("savepoint", query.path, saved.as_uri())
+
+    assert "To fix: give the path" in run("restore", saved.as_uri(), uri, exit_code=1)
+    for use in (Checkpoint(query.path).branch, Savepoint(saved.as_uri()).restore):
+        with pytest.raises(InvalidArgumentError, match=r"uri='file:.*new%20one'.*give the path"):
+            use(uri)
+    assert {path.name for path in tmp_path.iterdir()} == {"query", "saved one"}
+    for name in ("new%20one", "a file:%20", "100%"):
+        run("restore", saved, tmp_path / name)
+        assert read_rows(tmp_path / name) == query.expected()
 
 
 @pytest.mark.parametrize("command", ["list", "verify", "ui", "savepoint"])
