@@ -252,7 +252,7 @@ class CommitEntry:
     """An entry of the commit log: a batch is done.
 
     Attributes:
-        version: First line: `v1`, in checkpoint format v2 `v2`.
+        version: First line: `v1`, in checkpoint format v2 `v2`; in either `v3` if it names sinks.
         fields: Second line: the next watermark and, in format v2, `stateUniqueIds`.
     """
 
@@ -300,9 +300,12 @@ class CommitEntry:
         return replace(self, fields={**self.fields, _IDS_FIELD: dict(ids)})
 
     def in_format_1(self) -> CommitEntry:
-        """Return the entry as one of checkpoint format v1, which names no checkpoint IDs."""
+        """Return the entry as one of checkpoint format v1, which names no checkpoint IDs.
+
+        One of v3 stays so: Spark reads sinks in no other.
+        """
         fields = {name: value for name, value in self.fields.items() if name != _IDS_FIELD}
-        return CommitEntry("v1", fields)
+        return CommitEntry("v1" if self.version == "v2" else self.version, fields)
 
     def encode(self) -> str:
         """Return the text of the entry."""

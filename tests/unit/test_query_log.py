@@ -46,6 +46,19 @@ def test_commit_entry_names_checkpoint_ids() -> None:
     assert entry.with_checkpoint_ids({"0": [["x"]]}).checkpoint_ids == {"0": [["x"]]}
 
 
+def test_commit_entry_of_format_1_names_the_sinks_that_it_named() -> None:
+    """Catches an entry of a version in which Spark reads no sinks."""
+    sinks = '"sinkMetadataMap":{"main":{"sinkName":"main","commitOffset":"-"}}'
+    entry = CommitEntry.parse(COMMIT.replace("v2", "v3")[:-1] + f",{sinks}}}", "commits/2")
+
+    changed = entry.in_format_1()
+
+    assert entry.checkpoint_format == 2
+    assert changed.encode() == f'v3\n{{"nextBatchWatermarkMs":0,{sinks}}}'
+    assert changed.checkpoint_format == 1
+    assert CommitEntry.parse(COMMIT, "commits/2").in_format_1().version == "v1"
+
+
 @pytest.mark.parametrize("text", ["", "v1", "v1\nnot json", "v1\n[]", "1\n{}"])
 def test_damaged_entries_are_named(text: str) -> None:
     """Catches half an entry taken for a whole one."""
