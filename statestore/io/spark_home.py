@@ -11,7 +11,7 @@ from statestore.core.errors import IncompatibleError
 
 HOME_VARIABLE = "SPARK_HOME"
 _DEFAULT = re.compile(r"([^#!\s=:][^\s=:]*)\s*[\s=:]\s*(.*)")
-_CORE = re.compile(r"spark-core_2\.13-(\d+\.\d+\.\d+)\b.*\.jar")
+_CORE = re.compile(r"spark-core_2\.\d+-(\d+\.\d+\.\d+)\b.*\.jar")
 
 
 def find_spark_home() -> Path | None:

@@ -122,9 +122,8 @@ def configure(
         require_rocksdict()
     if not is_served_elsewhere(before):
         require_own_spark(_pyspark())
-        jar = str(find_jar())
         # What Spark's session takes from a builder stands in place of what its JVM was given.
-        jars = [*_listed(before.get(_JARS)), *_jars_of_jvm(PROVIDERS[backend], jar)]
+        jars = [*_listed(before.get(_JARS)), *_jars_of_jvm(PROVIDERS[backend])]
         conf[_JARS] = ",".join({_path(each): each for each in jars}.values())
         conf |= {key: value for key, value in _DEFAULTS.items() if key not in before}
     conf[REAL_TIME_KEY if real_time else PROVIDER_KEY] = PROVIDERS[backend]
@@ -139,17 +138,20 @@ def configure(
     return builder
 
 
-def _jars_of_jvm(provider: str, jar: str) -> list[str]:
+def _jars_of_jvm(provider: str) -> list[str]:
     """Return the jars of a JVM that runs already, as below `spark-submit`, or else the jar.
 
-    It is among them: driver and executors have what the application began with, and no second one.
+    Its shim is among them: driver and executors have what the application began with, and no second
+    one. Nothing else is looked for then: a container of YARN's has no Spark that `find_jar` sees.
 
     Raises:
-        NotFoundError: It has not, and does not take it from a builder any more.
+        NotFoundError: It has no shim, and does not take one from a builder any more; or, without a
+            JVM, as `find_jar`.
+        IncompatibleError: Without a JVM, as `find_jar`.
     """
     jvm = _running_jvm()
     if jvm is None:
-        return [jar]
+        return [str(find_jar())]
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     resource = loader.getResource(f"{provider.replace('.', '/')}.class")
     if resource is None:
@@ -157,7 +159,6 @@ def _jars_of_jvm(provider: str, jar: str) -> list[str]:
             "the JVM of this program runs already, without the jar",
             kind="file-not-found",
             provider=provider,
-            jar=jar,
             to_fix="name the jar where the JVM is started: spark-submit --jars "
             '"$(statestore jar)"; in a program that starts it itself, configure before the first '
             "session",
@@ -168,7 +169,7 @@ def _jars_of_jvm(provider: str, jar: str) -> list[str]:
     # In a cluster the driver may have a copy of it, by the same name.
     found = _path(resource.toString().removeprefix("jar:").partition("!")[0])
     is_shipped = Path(found).name in {Path(_path(each)).name for each in shipped}
-    return jars if is_shipped else [*jars, jar]
+    return jars if is_shipped else [*jars, found]
 
 
 def _listed(jars: object) -> list[str]:

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.query_log import read_text
 from statestore.core.errors import IncompatibleError, InternalError, NotFoundError, StorageError
-from statestore.core.options import spark_conf
+from statestore.core.options import PREFIX, spark_conf
 from statestore.core.providers import PROVIDER_KEY, SPARK_PROVIDERS
 from statestore.io.hadoop_process import use
 from statestore.io.shim_jar import find_jar
+from statestore.io.spark_home import require_own_spark
 from statestore.io.storage import hadoop_uri
 from statestore.operations.checkpoint import OpenCheckpoint, open_checkpoint
 from statestore.operations.committed_version import find_version
@@ -112,6 +113,7 @@ class Conversion:
 
         Guarantee and errors as `Checkpoint.convert`.
         """
+        self._sessions.check()
         if dry_run:
             return self._decided
         rows = self._run(progress or no_progress)
@@ -123,7 +125,7 @@ class Conversion:
         require_not_in_use(source)
         metadata = read_text(source.io, f"{source.path}/{METADATA_NAME}")
         spark = self._sessions.get()
-        _require_spark(self._decided, spark.version)
+        _require_spark(self._decided, source.conf, spark)
         copy = self._state_copy(spark)
         with begin_directory(self._new, CONVERT, self._decided.source) as target:
             require_same = same_batches(source)
@@ -263,14 +265,26 @@ class Conversion:
         write_logs(target, offsets, {version.batch: commit})
 
 
-def _require_spark(decided: Convert[Any], version: str) -> None:
-    """Refuse what a Spark before 4.2 lacks.
+def _require_spark(decided: Convert[Any], pinned: Mapping[str, str], spark: SparkSession) -> None:
+    """Refuse a Spark that lacks a pinned setting of state stores, or what one before 4.2 lacks.
 
-    Its RocksDB provider makes no empty store to fill, and no store tells its column families.
+    The RocksDB provider of such a one makes no empty store to fill, and no store tells its column
+    families.
 
     Raises:
-        IncompatibleError: The Spark of that version lacks what the conversion needs.
+        IncompatibleError: The session's Spark lacks what the conversion needs.
     """
+    version = spark.version
+    for key, value in pinned.items():
+        if key.startswith(PREFIX) and not spark.conf.isModifiable(key):
+            raise IncompatibleError(
+                "this Spark does not know a setting that the checkpoint pins",
+                kind="wrong-spark",
+                key=key,
+                value=value,
+                spark=version,
+                to_fix="convert with the Spark that wrote the checkpoint last, or a later one",
+            )
     if not version.startswith(("4.0.", "4.1.")):
         return
     message, to_fix = "", "convert with Spark 4.2 or later"
@@ -300,10 +314,23 @@ class _Sessions:
         self._options = options
         self._conf = conf
 
+    def check(self) -> None:
+        """Check that this pyspark can start a session, where none is given.
+
+        Raises:
+            IncompatibleError: As `require_own_spark`.
+        """
+        with suppress(ModuleNotFoundError):  # a dry run needs no pyspark
+            import pyspark
+
+            if self._session is None:
+                require_own_spark(pyspark.__version__)
+
     def get(self) -> SparkSession:
         """Return the session.
 
         Raises:
+            IncompatibleError: As `check`.
             InvalidArgumentError: It is one of Spark Connect (kind spark-connect).
             NotFoundError: The jar is not there, or pyspark.
             StorageError: The session's JVM does not start.
@@ -346,6 +373,7 @@ class _Sessions:
         return self._session
 
     def _start(self, builder: SparkSession.Builder) -> SparkSession:
+        self.check()
         changed = {
             field.name: getattr(self._options, field.name)
             for field in dataclasses.fields(self._options)

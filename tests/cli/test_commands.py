@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import click
@@ -157,6 +159,21 @@ def test_spark_without_a_jar_gets_the_nearest_where_it_fits(
         find_jar()
     assert raised.value.kind == "wrong-spark"
     assert f"{SPARK_MINORS[0]} to {SPARK_MINORS[-1]}" in raised.value.to_fix
+
+
+def test_spark_of_an_older_scala_is_refused_by_name(
+    tmp_path: Path, unset: pytest.MonkeyPatch
+) -> None:
+    """Catches an installed Spark that is said not to be there."""
+    nearest = tmp_path / f"statestore-shim_2.13-spark{SPARK_MINORS[0]}-{__version__}.jar"
+    shutil.copy(find_jar(), nearest)
+    unset.setattr(shim_jar, "JAR_DIRECTORY", tmp_path)
+    (tmp_path / "jars").mkdir()
+    zipfile.ZipFile(tmp_path / "jars" / "spark-core_2.12-3.5.6.jar", "w").close()
+    unset.setenv(HOME_VARIABLE, str(tmp_path))
+
+    with pytest.raises(IncompatibleError, match=r"\[wrong-spark\] .*spark='3\.5'"):
+        find_jar()
 
 
 def test_missing_jar_is_an_error_that_names_the_fix(

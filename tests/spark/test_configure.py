@@ -147,6 +147,39 @@ def test_provider_of_what_runs_already_is_told_where_real_time_is_asked_for(
     assert statestore.configure(builder, "rocksdb", real_time=True) is builder
 
 
+@pytest.mark.timeout(120)
+def test_driver_in_a_container_without_a_spark_has_the_jar_of_its_jvm(tmp_path: Path) -> None:
+    """Catches a driver of YARN's cluster mode that is refused, since its pyspark is a zip."""
+    package = Path(pyspark.__file__).parent / "python" / "lib" / "pyspark.zip"
+    job = tmp_path / "job.py"
+    job.write_text(
+        "import os, sys\nos.environ.pop('SPARK_HOME', None)\n"
+        f"sys.path.insert(0, {str(package)!r})\n"
+        "import pyspark, statestore\nfrom pyspark.sql import SparkSession\n"
+        "builder = statestore.configure(SparkSession.builder)\n"
+        "print(pyspark.__file__, builder._options['spark.jars'])\n"
+    )
+    submit = [Path(pyspark.__file__).parent / "bin" / "spark-submit", "--master=local[1]"]
+    jar = tmp_path / "shim.jar"
+    shutil.copy(find_jar(), jar)
+
+    for given, found in (
+        (f"--jars={jar}", jar.as_uri()),
+        (f"--driver-class-path={jar}", str(jar)),
+    ):
+        done = subprocess.run(
+            [*submit, given, job],
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+
+        assert done.returncode == 0, done.stdout[-4000:]
+        assert done.stdout.splitlines()[-1] == f"{package}/pyspark/__init__.py {found}"
+
+
 def _check_pages(shown: Path) -> None:
     """Catches a dashboard of metrics that nobody exports, and a page of Spark's without ours."""
     exported = dict(

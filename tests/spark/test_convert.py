@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from statestore import Checkpoint
+from statestore.checkpoint.query_log import OffsetsEntry, QueryLog
 from statestore.cli.commands import cli
 from statestore.core.errors import (
     IncompatibleError,
@@ -22,6 +23,7 @@ from statestore.core.errors import (
     InUseError,
 )
 from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
+from statestore.io.local import LocalFileIO
 from statestore.testing.sample import NUM_BATCHES, SALES_A_BATCH, make_sample
 
 from .conftest import EXTENDED, OURS, MakeLane
@@ -31,6 +33,7 @@ from .harness import (
     LEASES,
     NO_CHANGELOG,
     ROCKSDB,
+    STATE_STORE,
     Lane,
     Query,
     assert_not_startable,
@@ -260,6 +263,25 @@ def test_conversion_is_refused_when_this_spark_cannot_write_it(make_lane: MakeLa
         Checkpoint(lane.checkpoint, spark=lane.spark).convert(new, "spark-rocksdb")
 
     assert not new.exists()
+
+
+def test_conversion_is_refused_by_a_spark_that_is_older_than_a_pinned_setting(
+    make_lane: MakeLane,
+) -> None:
+    """Catches a late error that wants a setting of Spark's own removed."""
+    lane = make_lane(AGGREGATION, PROVIDERS["filesystem"])
+    run_plan(lane)
+    log = QueryLog(LocalFileIO(), str(lane.checkpoint), "offsets")
+    newest = log.newest()
+    entry = OffsetsEntry.parse(log.read(newest), log.path(newest))
+    pinned = {f"{STATE_STORE}.ofALaterSpark.enabled": "true"}
+    log.replace(newest, entry.with_conf(pinned).encode())
+
+    with pytest.raises(IncompatibleError, match=r"wrong-spark.*ofALaterSpark") as caught:
+        Checkpoint(lane.checkpoint, spark=lane.spark).convert(lane.root / "new", "spark-hdfs")
+
+    assert "the Spark that wrote the checkpoint last, or a later one" in caught.value.to_fix
+    assert not (lane.root / "new").exists()
 
 
 def test_the_programs_session_is_used_and_not_stopped(make_lane: MakeLane) -> None:

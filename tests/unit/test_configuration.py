@@ -9,9 +9,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 import statestore
+from statestore import Checkpoint
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
 from statestore.core.options import IGNORED, PREFIX, spark_conf
 from statestore.io.shim_jar import JAR_VARIABLE
+from statestore.testing.sample import make_sample
 
 SHOWN = (
     "spark.sql.streaming.ui.enabledCustomMetricList",
@@ -32,6 +34,14 @@ def jar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     path.touch()
     monkeypatch.setenv(JAR_VARIABLE, str(path))
     return str(path.resolve())
+
+
+def name_other_spark(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have SPARK_HOME name a Spark of another minor than pyspark."""
+    other = "4.1.4" if not pyspark.__version__.startswith("4.1.") else "4.2.1"
+    (path / "jars").mkdir()
+    (path / "jars" / f"spark-core_2.13-{other}.jar").touch()
+    monkeypatch.setenv("SPARK_HOME", str(path))
 
 
 def test_builder_has_jar_provider_and_options(jar: str) -> None:
@@ -66,16 +76,31 @@ def test_session_of_two_sparks_is_refused(
 ) -> None:
     """Catches a program that hangs when it makes its session."""
     del jar
-    other = "4.1.4" if not pyspark.__version__.startswith("4.1.") else "4.2.1"
-    (tmp_path / "jars").mkdir()
-    (tmp_path / "jars" / f"spark-core_2.13-{other}.jar").touch()
-    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    name_other_spark(tmp_path, monkeypatch)
     builder = SparkSession.Builder()
 
     with pytest.raises(IncompatibleError, match=r"wrong-spark.*pyspark==4\.\d\.\*'"):
         statestore.configure(builder)
 
     assert builder._options == {}
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_conversion_by_two_sparks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, dry_run: bool
+) -> None:
+    """Catches a command that hangs when it makes its session, and a plan that says it would not."""
+    made_session = []
+    monkeypatch.setattr(pyspark.SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", made_session.append)
+    make_sample(tmp_path / "sales")
+    name_other_spark(tmp_path, monkeypatch)
+
+    with pytest.raises(IncompatibleError, match=r"wrong-spark.*pyspark==4\.\d\.\*'"):
+        Checkpoint(tmp_path / "sales").convert(tmp_path / "new", "spark-hdfs", dry_run=dry_run)
+
+    assert not made_session
+    assert not (tmp_path / "new").exists()
 
 
 def test_what_is_shown_where_stays_as_the_builder_says(jar: str) -> None:
