@@ -395,7 +395,7 @@ def test_lease_is_renewed_when_many_other_checkpoints_are_read(
     """Catches an idle query that operations take for stopped: its configuration was forgotten."""
     name, mounted = uuid.uuid4().hex, tmp_path / "mounted"
     mounted.mkdir()
-    conf = {MOUNT.format(name): mounted.as_uri(), f"{STATE_STORE}.lease.intervalMs": "500"}
+    conf = {MOUNT.format(name): mounted.as_uri(), f"{STATE_STORE}.lease.intervalMs": "2000"}
     query = replace(AGGREGATION, plan=one_input(1))
     lane = make_lane(query, PROVIDER, conf=conf)
     lane.checkpoint = f"viewfs://{name}/data/ck"  # type: ignore[assignment]
@@ -412,7 +412,7 @@ def test_lease_is_renewed_when_many_other_checkpoints_are_read(
         wait_for(lambda: (mounted / "ck" / "commits" / "0").exists(), "a batch", timeout_s=60)
         session = lane.session()
         files, configuration = engine_pool(session).files(), session._jsc.hadoopConfiguration()
-        for number in range(300):
+        for number in range(300):  # between two renewals, which keep what they use
             files.register(f"file:/{number}", configuration, False)
         before = num_renewals()
         # One may have been under way.

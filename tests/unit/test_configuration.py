@@ -90,16 +90,14 @@ def test_conversion_by_two_sparks_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, dry_run: bool
 ) -> None:
     """Catches a command that hangs when it makes its session, and a plan that says it would not."""
-    made_session = []
     monkeypatch.setattr(pyspark.SparkContext, "_active_spark_context", None)
-    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", made_session.append)
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", lambda _: pytest.fail("hangs"))
     make_sample(tmp_path / "sales")
     name_other_spark(tmp_path, monkeypatch)
 
     with pytest.raises(IncompatibleError, match=r"wrong-spark.*pyspark==4\.\d\.\*'"):
         Checkpoint(tmp_path / "sales").convert(tmp_path / "new", "spark-hdfs", dry_run=dry_run)
 
-    assert not made_session
     assert not (tmp_path / "new").exists()
 
 
@@ -204,14 +202,12 @@ def test_jars_of_the_builder_stay_and_ours_comes_once(jar: str) -> None:
     ("arguments", "message"),
     [
         ({"backend": "rocks"}, r"backend='rocks', nearest='rocksdb'"),
-        ({"backend": None}, r"backend=None, .* use one of heap, filesystem, rocksdb"),
         ({"fsync_enable": True}, r"key='fsync_enable', nearest='fsync_enabled'"),
         ({"fsync.enable": True}, r"key='fsync.enable', nearest='fsync.enabled'"),
         ({"rocksdb.writeBufferSize": 5}, r"key='rocksdb.writeBufferSize', nearest='rocksdb\."),
         ({"min_batches_to_retain": 5}, r"nearest='min_versions_to_retain'"),
         ({"min_versions_to_retain": 0}, r"key='spark.sql.streaming.minBatchesToRetain', value=0"),
         ({"snapshot_max_chain_length": 0}, r"stateStore.snapshot.maxChainLength', value=0"),
-        ({"s3_session_token": None}, r"key='\S+stateStore.s3.sessionToken', value=None"),
     ],
 )
 def test_wrong_argument_is_refused_and_the_builder_stays(
