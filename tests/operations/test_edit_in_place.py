@@ -131,7 +131,7 @@ def test_an_edit_keeps_no_database_open_for_each_state_partition(
     Checkpoint(made.path).edit(0, delete=f"k < {KEYS[2]}", upsert=put)
 
     assert len(counts) >= 16
-    assert max(counts) <= 2
+    assert max(counts) <= 5  # four at least are worked on, which wait for the storage
     assert Checkpoint(made.path).rows(0).read().num_rows == 39
 
 
