@@ -662,7 +662,7 @@ class Checkpoint(Directory):
             deep: Whether a version counts as readable only after every byte of it was read.
             dry_run: Whether to return what it would do, and change nothing. It looks for the
                 version all the same.
-            progress: As `verify`, once for each version that is tried.
+            progress: As `verify`, anew with each version that is tried and with its rows.
 
         Guarantee: on return the query starts from `Repair.version`, and every entry that was taken
         out of Spark's logs is in `Repair.aside`. After a raise or a kill a query starts from that

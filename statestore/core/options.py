@@ -400,7 +400,10 @@ TABLE: tuple[Option, ...] = tuple(
 BY_KEY: dict[str, Option] = {option.key: option for option in TABLE}
 
 IGNORED: tuple[tuple[str, str], ...] = (
-    ("rocksdb.trackTotalNumberOfRows", "rows are always counted, exactly and at no cost"),
+    (
+        "rocksdb.trackTotalNumberOfRows",
+        "rows are always counted, exactly: a new key costs a lookup",
+    ),
     ("rocksdb.writeBufferSizeMB", "rows are ingested as files and pass through no write buffer"),
     ("rocksdb.maxWriteBufferNumber", "rows are ingested as files and pass through no write buffer"),
     ("rocksdb.changelogCheckpointing.enabled", "rocksdb.incremental says it"),

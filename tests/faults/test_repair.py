@@ -17,11 +17,12 @@ from statestore.core.clock import ManualClock
 from statestore.core.errors import InUseError, NotFoundError, StorageError
 from statestore.core.providers import PROVIDERS
 from statestore.io.local import LocalFileIO
+from statestore.operations import processes
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.upkeep.repair import repair
 from statestore.operations.upkeep.verify import verify
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
-from tests.checkpoints import make_query, read_rows
+from tests.checkpoints import make_query, query_of, read_rows
 from tests.damaged import NOW, deltas, flip, make_small, make_with_snapshots, run, without_leases
 from tests.fault_io import Fault, FaultFileIO
 from tests.rescaled import KEYED, end_process, listing, make, newest
@@ -95,6 +96,55 @@ def test_damaged_snapshot_that_nothing_stands_for_costs_batches(tmp_path):
     assert Checkpoint(query.path).repair().version == 2
     # Or maintenance finds it by its version, and the versions that come are made of it again.
     assert [path for path in snapshots if not path.exists()] == [snapshots[0]]
+
+
+def fetches(io, act):
+    """How many files a call fetches."""
+    io.arm(None)
+    act()
+    return sum(call.startswith("fetch") for call in io.trace)
+
+
+def test_versions_are_given_up_by_the_store_that_is_damaged(tmp_path):
+    """Catches a repair that reads all state once for each version with the same damaged file."""
+    query = query_of(tmp_path / "query", backend="filesystem", num_partitions=4)
+    for batch in range(7):
+        query.run_batch({f"{key}": batch for key in range(40)})
+    flip(deltas(query, 2, partition=0)[0])
+
+    io = FaultFileIO(LocalFileIO())
+    of_one_version = fetches(io, lambda: at(query.path, io=io).verify(deep=True))
+    plans = []
+    in_all = fetches(io, lambda: plans.append(at(query.path, io=io).repair(dry_run=True)))
+
+    assert plans[0].version == 1
+    # Of all stores for the newest version; the other files are those of version 1, once more.
+    assert of_one_version < in_all < 1.5 * of_one_version
+
+
+@pytest.mark.parametrize("in_processes", [False, True])
+def test_each_damaged_file_is_deleted_of_whichever_version_it_is(
+    tmp_path, monkeypatch, in_processes
+):
+    """Catches a merged file left, of a store by which its versions were not given up."""
+    if in_processes:
+        monkeypatch.setattr(processes, "_MIN_ROWS", 1)
+    query = query_of(tmp_path / "query", backend="rocksdb", num_partitions=2)
+    query.run_batch({"one": 1, "two": 2, "three": 3})
+    query.run_batch({"four": 4, "two": 5})
+    query.run_batch({"one": 6}, snapshot=True)
+    query.run_batch({"five": 7}, snapshot=True)
+    (merged,) = deltas(query, "3_*.snapshot", partition=1)
+    (older,) = deltas(query, "2_*.snapshot", partition=0)
+    for file in (merged, older, *deltas(query, "3.delta", partition=1)):
+        flip(file)
+
+    plan = Checkpoint(query.path).repair(dry_run=True)
+
+    assert plan.version == 2
+    assert {*plan.damaged_files} == {str(merged), str(older)}
+    found = {(finding.version, finding.store.partition) for finding in plan.findings}
+    assert found == {(4, 1), (3, 0), (3, 1)}
 
 
 @pytest.mark.parametrize("happens", [False, True])

@@ -23,7 +23,7 @@ from statestore.operations.batches import read_own_batch
 from statestore.operations.result import Change, Result, no_progress
 from statestore.operations.states import check_committed
 from statestore.operations.step import step
-from statestore.operations.upkeep.verify import verify
+from statestore.operations.upkeep.verify import verify_back
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -171,8 +171,8 @@ def repair(
 def _find(checkpoint: OpenCheckpoint, progress: Progress, *, deep: bool) -> Repair:
     """Find the newest version that can be read."""
     findings: list[Finding] = []
-    for batch in reversed(checkpoint.done_batches):
-        found = verify(checkpoint, versions=[batch + 1], deep=deep, progress=progress)
+    verified = verify_back(checkpoint, deep=deep, progress=progress)
+    for batch, found in zip(reversed(checkpoint.done_batches), verified, strict=True):
         findings += found.findings
         if found.is_readable(batch + 1):
             return _back_to(checkpoint, batch + 1, findings)

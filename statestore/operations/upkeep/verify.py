@@ -61,7 +61,7 @@ from statestore.operations.upkeep.what_expired import (
 from statestore.spark_files.schemas import read_schemas
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import numpy.typing as npt
 
@@ -103,18 +103,47 @@ def verify(
     return verifier.run(sorted(wanted, reverse=True), progress)
 
 
+def verify_back(
+    checkpoint: OpenCheckpoint, *, deep: bool, progress: Progress = no_progress
+) -> Iterator[Verification]:
+    """Verify the committed versions of a checkpoint one by one, newest first.
+
+    Each file is read once, whichever versions it is of. A version older than the newest that some
+    damage makes unreadable is given up without the rows of its other stores, so however many
+    versions one file makes unreadable, deep reads about as much as two of them are.
+
+    Args:
+        checkpoint: Of a query, on a provider of this package.
+        deep: As in `Directory.verify`.
+        progress: Begins anew with each version, and with its rows.
+
+    Yields:
+        What is wrong with each, of all its files; of rows as above.
+
+    Raises:
+        As `Directory.verify`.
+    """
+    verifier = _Verifier(checkpoint, deep=deep, skips_expired=False)
+    verifier.verify_batch_under_way()
+    for batch in reversed(checkpoint.done_batches):
+        is_newest = batch + 1 == checkpoint.newest_version
+        yield verifier.run([batch + 1], progress, gives_up=not is_newest)
+
+
 @dataclass
 class _Found:
     """Files, rows and findings so far.
 
     Attributes:
         sizes: Bytes of every file, by path.
+        errors: What is wrong with every file, by path.
         num_rows: Rows read.
         findings: What is wrong.
         expired: Versions that were expired.
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
+    errors: dict[str, StateStoreError | None] = field(default_factory=dict)
     num_rows: int = 0
     findings: list[Finding] = field(default_factory=list)
     expired: set[int] = field(default_factory=set)
@@ -122,6 +151,7 @@ class _Found:
     def add(self, other: _Found) -> None:
         """Add what was found in other stores."""
         self.sizes |= other.sizes
+        self.errors |= other.errors
         self.num_rows += other.num_rows
         self.findings += other.findings
         self.expired |= other.expired
@@ -136,20 +166,24 @@ def _order(finding: Finding) -> tuple[int, str]:
 class _Share:
     """Versions of stores that a process of its own verifies deep; arguments as `_Verifier`.
 
-    What the process fetches is below `directory`, which outlives it, whatever ends it.
+    What the process fetches is below `directory`, which outlives it, whatever ends it. What is
+    known of their files is in `errors`.
     """
 
     place: Place
     directory: str
     heads: list[tuple[int, PublishedFile]]
     skips_expired: bool
+    reads_rows: bool
+    errors: dict[str, StateStoreError | None]
 
 
 def _verify_share(share: _Share) -> _Found:
     with open_checkpoint(share.place, share.directory) as checkpoint:
         verifier = _Verifier(checkpoint, deep=True, skips_expired=share.skips_expired)
+        verifier.found.errors |= share.errors
         for version, head in share.heads:
-            verifier.verify_store(version, head)
+            verifier.verify_store(version, head, reads_rows=share.reads_rows)
         return verifier.found
 
 
@@ -161,7 +195,6 @@ class _Verifier:
         self._deep = deep
         self._skips_expired = skips_expired
         self._lock = Lock()
-        self._errors: dict[str, StateStoreError | None] = {}
         self.found = _Found()
         self._is_repairable = not self._is_of_spark
 
@@ -206,8 +239,17 @@ class _Verifier:
         directory = f"{self._checkpoint.path}/{SOURCES}"
         return [f"{SOURCES}/{info.name}" for info in self._checkpoint.io.list_tree(directory)]
 
-    def run(self, versions: list[int], progress: Progress) -> Verification:
-        """Verify versions, newest first."""
+    def run(
+        self, versions: list[int], progress: Progress, *, gives_up: bool = False
+    ) -> Verification:
+        """Verify versions, newest first.
+
+        Args:
+            versions: The versions.
+            progress: Of their stores.
+            gives_up: Whether no rows are wanted, but of stores with damaged files, once one of
+                them is lost.
+        """
         try:
             _, savepoint = read_metadata(self._checkpoint.io, self._checkpoint.path)
             self._is_repairable = savepoint is None and not self._is_of_spark
@@ -232,25 +274,28 @@ class _Verifier:
             self._run_in_threads(self._verify_of_spark, self._each(versions, find), progress)
         else:
             heads = self._each(versions, self._checkpoint.heads)
-            shares = self._shares(heads)
-            if shares:
-                self._run_in_processes(shares, progress)
-            else:
-                self._run_in_threads(self.verify_store, heads, progress)
-        found = self.found
+            if gives_up and self._deep:
+                self._verify_stores(heads, progress, reads_rows=False)
+                found = [one for one in self.found.findings if one.version in versions]
+                seen = {(one.version, one.store) for one in found}
+                heads = [of for of in heads if (of[0], of[1].trailer.store) not in seen]
+                if not all(one.is_recoverable for one in found):
+                    heads = []
+            self._verify_stores(heads, progress, reads_rows=self._deep)
         return Verification(
             checkpoint=self._checkpoint.uri,
             is_repairable=self._is_repairable,
-            versions=tuple(version for version in versions if version not in found.expired),
-            expired=tuple(version for version in versions if version in found.expired),
+            versions=tuple(version for version in versions if version not in self.found.expired),
+            expired=tuple(version for version in versions if version in self.found.expired),
             is_deep=self._deep,
-            num_files=len(found.sizes),
-            num_bytes=sum(found.sizes.values()),
-            num_rows=found.num_rows,
+            num_files=len(self.found.sizes),
+            num_bytes=sum(self.found.sizes.values()),
+            num_rows=self.found.num_rows,
             findings=tuple(
                 finding
-                for finding in sorted(found.findings, key=_order)
-                if not self._skips_expired or finding.version not in found.expired
+                for finding in sorted(self.found.findings, key=_order)
+                if finding.version in versions
+                and not (self._skips_expired and finding.version in self.found.expired)
             ),
         )
 
@@ -265,6 +310,16 @@ class _Verifier:
             except DAMAGE as error:
                 self._find(version, None, error, expired=is_expiry(error, version))
         return work
+
+    def _verify_stores(
+        self, heads: list[tuple[int, PublishedFile]], progress: Progress, *, reads_rows: bool
+    ) -> None:
+        shares = self._shares(heads, reads_rows=reads_rows)
+        if shares:
+            self._run_in_processes(shares, progress)
+        else:
+            verify_one = partial(self.verify_store, reads_rows=reads_rows)
+            self._run_in_threads(verify_one, heads, progress)
 
     def _run_in_threads(
         self, verify_one: Callable[[int, Of], None], work: list[tuple[int, Of]], progress: Progress
@@ -282,7 +337,7 @@ class _Verifier:
             done += len(share.heads)
             progress(done, total)
 
-    def _shares(self, heads: list[tuple[int, PublishedFile]]) -> list[_Share]:
+    def _shares(self, heads: list[tuple[int, PublishedFile]], *, reads_rows: bool) -> list[_Share]:
         """Return a share for each process to take when it is done with one; none if none pays.
 
         All versions of a store are in one: they have files in common, which are read once.
@@ -298,7 +353,14 @@ class _Verifier:
             return []
         directory = self._checkpoint.scratch_directory
         return [
-            _Share(place, directory, list(chain.from_iterable(share)), self._skips_expired)
+            _Share(
+                place,
+                directory,
+                list(chain.from_iterable(share)),
+                self._skips_expired,
+                reads_rows,
+                self.found.errors,
+            )
             for share in into_shares(list(stores.values()))
         ]
 
@@ -320,8 +382,14 @@ class _Verifier:
         location = self._checkpoint.location(store_of_path(store, ref.path))
         return is_let_go(ref, (info.name for info in location.io.list(location.directory)))
 
-    def verify_store(self, version: int, head: PublishedFile) -> None:
-        """Verify a version of a store in one state partition."""
+    def verify_store(self, version: int, head: PublishedFile, *, reads_rows: bool) -> None:
+        """Verify a version of a store in one state partition.
+
+        Args:
+            version: The version.
+            head: Its newest file.
+            reads_rows: Whether to read every row also where all files are whole.
+        """
         store = head.trailer.store
         errors = {
             ref: error for ref in head.chain if (error := self._verify_file(store, ref)) is not None
@@ -337,7 +405,7 @@ class _Verifier:
         # Nothing stands for a delta: its rows would only raise the same again.
         has_deltas = all(ref.kind != "delta" for ref in errors)
         damage = None
-        if has_deltas and (self._deep or errors):
+        if has_deltas and (reads_rows or errors):
             try:
                 self._verify_rows(head)
             except DAMAGE as error:
@@ -351,8 +419,8 @@ class _Verifier:
         location = self._checkpoint.location(store)
         path = location.path(ref.path)
         with self._lock:
-            if path in self._errors:
-                return self._errors[path]
+            if path in self.found.errors:
+                return self.found.errors[path]
         found: StateStoreError | None = None
         try:
             published = read_trailer(location, ref.path)
@@ -364,7 +432,7 @@ class _Verifier:
         except DAMAGE as error:
             found = error
         with self._lock:
-            self._errors[path] = found
+            self.found.errors[path] = found
             self.found.sizes[path] = ref.size
         return found
 
