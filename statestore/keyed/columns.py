@@ -8,6 +8,9 @@ A tuple, a NamedTuple and a dataclass are rows of their fields; every other type
     dict[K, V] MAP<K, V> · tuple[A, B], NamedTuple, dataclass STRUCT<…>
     Annotated[T, "TYPE"]: TYPE, as in Annotated[Decimal, "DECIMAL(18,2)"]
 
+Where a value of several fields is meant, a Row of Spark is taken by its names, which are those of
+the fields or columns.
+
 A row has one form, whether a value was just made one or Spark read it: structs are tuples, arrays
 lists, scalars what `statestore.keyed.scalars` makes of them. A datetime comes back in UTC; one that
 is given without a zone is in the worker's, as in Spark. None is taken where `T | None` is said, and
@@ -78,8 +81,7 @@ def columns_of(
         kind: A type of the table above, or the DDL of columns, `"count BIGINT, sum BIGINT"`: then
             values are tuples of them.
         is_key: Rows are keys: equal values have equal rows.
-        is_output: Rows leave the query: structs are dicts. A Row of Spark is taken by its names,
-            which are those of the columns or fields. Of columns that DDL names, a value is else a
+        is_output: Rows leave the query: structs are dicts. Of columns that DDL names, a value is a
             tuple, a list, or a dict by their names, where one that is missing is NULL; a datetime
             of a TIMESTAMP gets its zone, and Spark checks their types.
         owner: Fields of errors, as in `state="average"`.
@@ -114,10 +116,10 @@ def _columns_of(kind: Any, maker: _Maker) -> tuple[str, Convert, Convert]:
     if record_of(inner) is None:
         column = maker.column(kind)
         of_row = column.from_row
-        read = maker.reader(["value"], lambda value: (value,))
+        read = _or_by_name(["value"], lambda value: (value,)) if maker.is_output else None
         return (
             f"`value` {column.type}",
-            lambda value: (column.to_row(read(value)[0]),),
+            lambda value: (column.to_row(read(value)[0] if read else value),),
             itemgetter(0) if of_row is None else lambda row: of_row(row[0]),
         )
     record, columns = maker.fields(inner)
@@ -174,12 +176,8 @@ class _Maker:
             )
         inside = replace(self, within=(*self.within, kind))
         columns = [inside.column(*each) for each in zip(hints, types, strict=True)]
-        record = record._replace(read=self.reader(names, record.read))
+        record = record._replace(read=_or_by_name(names, record.read))
         return record, dict(zip(names, columns, strict=True))
-
-    def reader(self, names: list[str], read: Convert) -> Convert:
-        """Return a reader of fields; of the output it also takes a Row of Spark, by its names."""
-        return _or_by_name(names, read) if self.is_output else read
 
     def _not_null(self, kind: Any, named: Json) -> _Column:
         origin, arguments = get_origin(kind), get_args(kind)
@@ -198,6 +196,8 @@ class _Maker:
             return self._scalar(kind, named)
         if origin is list or (origin is tuple and arguments[1:] == (...,)):
             element = self.column(arguments[0], _part(named, "elementType", kind))
+            if not element.is_nullable:  # Spark has no NOT NULL within a type
+                raise _no_type(kind)
             return _Column(
                 f"ARRAY<{element.type}>",
                 _to_array(origin, element),
@@ -234,6 +234,8 @@ class _Maker:
             )
         key = replace(self, is_key=True).column(of_key, _part(named, "keyType", kind))
         value = self.column(of_value, _part(named, "valueType", kind))
+        if not (key.is_nullable and value.is_nullable):
+            raise _no_type(kind)
         return _Column(
             f"MAP<{key.type}, {value.type}>",
             _to_map(key, value),
@@ -294,7 +296,8 @@ def _zoned(value: Any, named: Json) -> Any:
     A value of another shape than the column's is left to Spark.
     """
     if named == "timestamp":
-        is_naive = type(value) is datetime and value.tzinfo is None
+        # NaT, which Arrow takes for NULL, is the datetime that does not equal itself.
+        is_naive = isinstance(value, datetime) and value.tzinfo is None and value == value
         return timestamp(value) if is_naive else value
     kind = named["type"] if isinstance(named, dict) else None
     if kind == "array" and isinstance(value, list | tuple):
@@ -306,10 +309,13 @@ def _zoned(value: Any, named: Json) -> Any:
         of_key, of_value = named["keyType"], named["valueType"]
         zoned = [(_zoned(key, of_key), _zoned(each, of_value)) for key, each in pairs]
         return dict(zoned) if isinstance(value, dict) else zoned
-    if kind == "struct" and (isinstance(value, dict) or hasattr(value, "__fields__")):
-        given = value if isinstance(value, dict) else value.asDict()
+    if kind == "struct":
         types = {each["name"]: each["type"] for each in named["fields"]}
-        return {name: _zoned(each, types.get(name)) for name, each in given.items()}
+        given = value.asDict() if hasattr(value, "__fields__") else value
+        if isinstance(given, dict):
+            return {name: _zoned(each, types.get(name)) for name, each in given.items()}
+        if isinstance(given, tuple) and len(given) == len(types):
+            return tuple(map(_zoned, given, types.values()))
     return value
 
 

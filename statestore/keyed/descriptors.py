@@ -73,10 +73,12 @@ class StateDescriptor(ABC):
     ttl: StateTtlConfig | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name or self.name.startswith("$"):
+        name = self.name
+        is_text = isinstance(name, str) and bool(name) and name == name.strip()
+        if not is_text or name.startswith("$") or name == "default":
             raise InvalidArgumentError(
-                "no name of a state variable: Spark's own begin with '$'",
-                to_fix="give a name that does not begin with '$'",
+                "no name of a state variable: Spark has 'default' and all that begin with '$'",
+                to_fix="give another name, without spaces around it",
                 name=self.name,
             )
         if not isinstance(self.ttl, StateTtlConfig | None):

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
 from statestore.core.errors import InvalidArgumentError
+from statestore.keyed.annotations import record_of, without_none
 from statestore.keyed.columns import Columns, columns_of
 from statestore.keyed.descriptors import (
     AggregatingStateDescriptor,
@@ -120,6 +121,8 @@ class RuntimeContext:
             )
         if name not in self._columns:
             of_map = isinstance(descriptor, MapStateDescriptor)
+            if of_map or isinstance(descriptor, ListStateDescriptor):
+                _require_not_none(descriptor)
             self._columns[name] = tuple(
                 columns_of(each, is_key=of_map and place == 0, state=name)
                 for place, each in enumerate(descriptor.types)
@@ -149,6 +152,19 @@ class RuntimeContext:
         )
         is_same = next(says) == next(says)
         return is_same and (self._handle is not None or known.types == descriptor.types)
+
+
+def _require_not_none(descriptor: StateDescriptor) -> None:
+    """Check that no row of several columns, of a list or map, may be None as a whole."""
+    for kind in descriptor.types:
+        inner = without_none(kind)
+        if inner is not kind and record_of(inner) is not None:
+            raise InvalidArgumentError(
+                "an element of several fields cannot be None: they are its columns",
+                to_fix="leave None out of the type; let a field of it be `T | None`",
+                state=descriptor.name,
+                type=kind,
+            )
 
 
 def _deleted_and_taken(name: str) -> InvalidArgumentError:

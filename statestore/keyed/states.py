@@ -2,8 +2,9 @@
 
 Every call of a state variable goes over a socket to the JVM and back. The row of a value,
 reducing or aggregating state is therefore read at most once and written at most once for each key
-and batch, and what is appended to a list is written together: when the key's rows are done. A batch
-that fails writes nothing, as ever. Lists are read and maps are read and written call by call.
+and batch, and what is appended to a list is written together: when the key's rows are done, or when
+there is much of it. A batch that fails writes nothing, as ever. Lists are read and maps are read
+and written call by call.
 
 What a handle returns is a copy: changing it changes nothing before `update`. Elements and entries
 are those of the call that returned them, whatever is written before they are read. What a handle
@@ -34,6 +35,8 @@ V = TypeVar("V")
 IN = TypeVar("IN")
 OUT = TypeVar("OUT")
 _UNREAD: Any = object()
+_MOST_ROWS = 10_000
+"""Rows of a list in one message to the JVM: one of more than 2 GiB cannot be sent."""
 
 
 def _begun(rows: Iterator[Any]) -> Iterator[Any]:
@@ -167,12 +170,14 @@ class ListState(Generic[T]):
             return map(self._from_row, _begun(self._variable.get()))
         rows = list(map(self._again, self._variable.get()))
         if rows:
-            self._variable.put(rows)
+            self._put(rows)
         return map(self._from_row, rows)
 
     def add(self, value: T) -> None:
         """Append an element."""
         self._added.append(self._to_row(value))
+        if len(self._added) == _MOST_ROWS:
+            self.flush()
 
     def add_all(self, values: Iterable[T]) -> None:
         """Append elements."""
@@ -184,7 +189,7 @@ class ListState(Generic[T]):
         rows = list(map(self._to_row, values))  # which may read the list
         self._added.clear()
         if rows:
-            self._variable.put(rows)
+            self._put(rows)
         else:
             self._variable.clear()
 
@@ -195,9 +200,15 @@ class ListState(Generic[T]):
 
     def flush(self) -> None:
         """Write what was appended. The runtime calls it when the rows of a key are done."""
-        if self._added:
-            self._variable.appendList(self._added)
-            self._added = []
+        added, self._added = self._added, []
+        for start in range(0, len(added), _MOST_ROWS):
+            self._variable.appendList(added[start : start + _MOST_ROWS])
+
+    def _put(self, rows: list[tuple[Any, ...]]) -> None:
+        """Replace all elements by some rows."""
+        self._variable.put(rows[:_MOST_ROWS])
+        self._added = rows[_MOST_ROWS:]
+        self.flush()
 
 
 class MapState(Generic[K, V]):

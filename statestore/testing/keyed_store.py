@@ -526,8 +526,9 @@ def _arrow_shape(kind: Any) -> Any:
 def _other_state(name: str) -> InvalidArgumentError:
     return InvalidArgumentError(
         "a state is of another kind or type than before, or its time to live was added or removed; "
-        "Spark refuses it",
-        to_fix="give it another name, and delete the old one",
+        "Spark refuses it, but for other fields in a query that began with encodingFormat=avro",
+        to_fix="with encodingFormat=avro, try the query on its state: `statestore try`; else give "
+        "the state another name",
         state=name,
     )
 

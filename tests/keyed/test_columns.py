@@ -10,6 +10,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Annotated, Any, NamedTuple
 
+import pandas as pd
 import pyspark
 import pytest
 from pyspark.sql import Row
@@ -62,6 +63,17 @@ class Node:
 
 class Longer(Point):
     pass
+
+
+class Page(NamedTuple):
+    user: str
+    page: str
+
+
+@dataclass
+class Visit:
+    user: str
+    page: str
 
 
 AT = datetime(2020, 2, 29, 12, tzinfo=UTC)
@@ -154,6 +166,8 @@ def test_row_shares_nothing_that_changes() -> None:
         Annotated[int, "INT NOT NULL"] | None,
         Annotated[int | None, "INT NOT NULL"],
         tuple[Annotated[int, "INT NOT NULL"] | None, int],
+        list[Annotated[int, "INT NOT NULL"]],
+        dict[str, Annotated[int, "INT NOT NULL"]],
     ],
 )
 def test_refused_when_no_type_of_spark_belongs_to_it(kind: Any) -> None:
@@ -189,7 +203,11 @@ def test_time_of_the_output_is_in_the_zone_of_the_worker(monkeypatch: pytest.Mon
         given = [naive, naive, [naive, None], {"k": naive}, {"t": naive, "n": naive}]
         found = by_ddl(given)
         of_row = by_ddl([*given[:3], [("k", naive)], Row(t=naive, n=naive)])
+        of_tuple = by_ddl([*given[:4], (naive, naive)])
         kept = [of_one((each,)) for each in (AT, None, "2020-02-29")]
+        assert of_one((pd.NaT,)) == (pd.NaT,)
+        with pytest.raises(InvalidArgumentError, match="does not fit"):
+            of_one((pd.Timestamp(naive),))
     finally:
         monkeypatch.undo()
         time.tzset()
@@ -197,7 +215,18 @@ def test_time_of_the_output_is_in_the_zone_of_the_worker(monkeypatch: pytest.Mon
     assert by_annotation == AT
     assert found == (AT, naive, [AT, None], {"k": AT}, {"t": AT, "n": naive})
     assert of_row == (*found[:3], [("k", AT)], found[4])
+    assert of_tuple == (*found[:4], (AT, naive))
     assert kept == [(AT,), (None,), ("2020-02-29",)]
+
+
+@pytest.mark.parametrize("kind", ["user STRING, page STRING", Page, Visit])
+def test_row_of_spark_is_taken_by_its_names(kind: Any) -> None:
+    """Catches two columns of one type that swap their values."""
+    to_row = columns_of(kind).to_row
+
+    assert to_row(Row(page="p", user="u")) == ("u", "p")
+    with pytest.raises(InvalidArgumentError, match="with other names"):
+        to_row(Row(page="p", name="u"))
 
 
 def test_client_without_a_jvm_has_its_columns_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -778,7 +778,7 @@ def test_state_of_a_checkpoint_is_taken_as_it_was_written(types: Any, get: str, 
         harness.batch([Row(key=1)])
         assert harness.state("kept") == {1: [(7, 8)] if get == "get_list_state" else (7, 8)}
         return
-    with pytest.raises(InvalidArgumentError, match=r"another kind or type.*state='kept'"):
+    with pytest.raises(InvalidArgumentError, match=r"another kind or type.*avro.*state='kept'"):
         harness.batch([Row(key=1)])
 
 

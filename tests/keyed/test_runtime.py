@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import date, timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,6 +62,49 @@ def test_instances_of_a_function_have_handles_of_their_own() -> None:
     state.add(5)
     assert state.get() == 15
     assert len(runtime.flushes) == 1
+
+
+def test_list_is_sent_in_messages_that_are_not_too_long() -> None:
+    """Catches all that a hot key adds in a batch in one message, which cannot pass 2 GiB."""
+    sent: list[tuple[str, int]] = []
+    store = a_store()
+    runtime = RuntimeContext(task(store), {}, "None")
+    state = runtime.get_list_state(keyed.ListStateDescriptor("list", int))
+    variable = store.variables["list"]
+
+    def send(name: str, call: Any, rows: Any) -> None:
+        sent.append((name, len(rows)))
+        call(rows)
+
+    for name in ("put", "appendList"):
+        setattr(variable, name, partial(send, name, getattr(variable, name)))
+
+    for number in range(12_000):
+        state.add(number)
+    state.add_all(range(12_000, 25_000))
+    assert list(state.get()) == list(range(25_000))
+    state.update(range(15_000))
+    assert list(state.get()) == list(range(15_000))
+
+    appended = [10_000, 10_000, 5_000]
+    assert sent == [*(("appendList", n) for n in appended), ("put", 10_000), ("appendList", 5_000)]
+
+
+@pytest.mark.parametrize(
+    "descriptor",
+    [
+        keyed.ListStateDescriptor("state", tuple[int, str] | None),
+        keyed.MapStateDescriptor("state", str, tuple[int, str] | None),
+        keyed.MapStateDescriptor("state", tuple[int, str] | None, str),
+    ],
+)
+def test_refused_when_an_element_of_several_fields_may_be_none(descriptor: Any) -> None:
+    """Catches a type that is taken, and ends the query at its first None."""
+    of_list = isinstance(descriptor, keyed.ListStateDescriptor)
+    runtime = RuntimeContext(None, {}, "None")
+
+    with pytest.raises(InvalidArgumentError, match=r"cannot be None.*state='state'"):
+        (runtime.get_list_state if of_list else runtime.get_map_state)(descriptor)
 
 
 def test_state_is_deleted_once_for_all_instances_of_a_function() -> None:
