@@ -20,7 +20,7 @@ from statestore.core.durations import require_duration
 from statestore.core.errors import StateStoreError
 from statestore.core.text import format_fields
 from statestore.operations.forget.certificate import CertificateFile
-from statestore.operations.forget.forget import Forgetting
+from statestore.operations.forget.forget import decide_forget
 from statestore.operations.forget.search import KeySearch, search
 from statestore.operations.forget.wanted import Wanted
 from statestore.operations.operator_map import OperatorMap
@@ -841,7 +841,9 @@ class Checkpoint(Directory):
         with self._reach.checkpoint() as checkpoint:
             progress = progress or no_progress
             wanted = Wanted(where, keys, merges_zeros=merges_zeros(checkpoint.operator(operator)))
-            forget = Forgetting(checkpoint, operator, wanted, all_rows, to, progress)
+            forget = decide_forget(
+                checkpoint, operator, wanted, all_rows=all_rows, certificate=to, progress=progress
+            )
             return forget.result if dry_run else forget.run(progress)
 
     def search_keys(
@@ -975,8 +977,8 @@ class Checkpoint(Directory):
         call is repeated.
 
         Raises:
-            InvalidArgumentError: The new checkpoint has files (kind checkpoint-exists), or the
-                state is in checkpoint memory.
+            InvalidArgumentError: The new checkpoint has files (kind checkpoint-exists); the state
+                is in checkpoint memory; or this is a savepoint, which `restore` makes one of.
         """
         reach, to = self._reach.with_new_checkpoint(new)
         with reach.checkpoint() as checkpoint:

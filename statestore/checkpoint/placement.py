@@ -19,7 +19,6 @@ from statestore.checkpoint.layout import (
     placeholder_path,
     placement_path,
 )
-from statestore.checkpoint.lease import Leases
 from statestore.core.errors import (
     CorruptionError,
     FencedError,
@@ -131,24 +130,20 @@ def read_owner(io: FileIO, state_root: str) -> str | None:
 
 
 def require_own_state(
-    uri: str,
-    lease_name: str,
-    state_io: FileIO,
-    state_root: str,
-    open_directory: Callable[[str], tuple[FileIO, str]],
+    uri: str, state_io: FileIO, state_root: str, is_here: Callable[[str], bool]
 ) -> None:
     """Raise unless state that lies elsewhere is that of the checkpoint which names it.
 
     A copy of a checkpoint directory names the state of the original, and so may a checkpoint of a
-    stranger. The directory may have several names: the one that it was made by has the lease, too.
+    stranger. The directory may have several names.
 
     Args:
         uri: The checkpoint's `state` directory, as `place_uri` returns it. The path alone would be
             the same for a copy on another storage.
-        lease_name: A lease on it that the caller holds.
         state_io: The other storage.
         state_root: The state's directory there.
-        open_directory: Returns the storage of a URI and the path there.
+        is_here: Whether another `state` directory, by its URI, is the checkpoint's by another name:
+            whether it has a lease, too, that the caller holds.
 
     Raises:
         IncompatibleError: The state was made for another checkpoint (kind other-checkpoint).
@@ -158,7 +153,7 @@ def require_own_state(
     if owner is None or owner == uri:
         return
     with suppress(StateStoreError):
-        if lease_name in Leases(*open_directory(owner)).list():
+        if is_here(owner):
             return
     raise IncompatibleError(
         "the state is that of another checkpoint, which would lose it",

@@ -123,14 +123,15 @@ def to_cell(value: Any) -> object:
 
 def to_json(value: Any, *, ensure_ascii: bool = True) -> str:
     """Return a value as JSON; what JSON does not have is text: bytes in hex, NaN and Infinity."""
-    return json.dumps(_plain(value), default=str, ensure_ascii=ensure_ascii, allow_nan=False)
+    return json.dumps(as_json(value), default=str, ensure_ascii=ensure_ascii, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
+    """Return a value of what JSON has; what it does not have is text, as in `to_json`."""
     if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
+        return {name: as_json(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [as_json(inner) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if _is_whole(value):

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import parse_lease_name
-from statestore.checkpoint.lease import INTERVALS, FoundLease, Holder, Lease, QueryProgress
+from statestore.checkpoint.lease import INTERVALS, FoundLease, Holder, Lease, Leases, QueryProgress
 from statestore.checkpoint.placement import require_own_state
 from statestore.core.errors import InUseError, ProtocolError, StateStoreError, StorageError
 from statestore.core.process import find_process
@@ -123,9 +123,10 @@ class QueryLeases:
             if elsewhere is not None:
                 require_own_state(
                     checkpoint_uri(request),
-                    lease.name,
                     *elsewhere,
-                    lambda uri: self._storages.open_directory(uri, request),
+                    lambda uri: (
+                        lease.name in Leases(*self._storages.open_directory(uri, request)).list()
+                    ),
                 )
         except StateStoreError:
             with self._lock:

@@ -141,7 +141,7 @@ def find_newest(checkpoint: OpenCheckpoint) -> OwnBatch | None:
         IncompatibleError, CorruptionError, StorageError: The logs cannot be read.
     """
     checkpoint.check_of_query()
-    _ = checkpoint.newest_event  # what is decided from here on is of this state
+    checkpoint.decide_from_here()
     for batch in checkpoint.done_batches[-1:]:
         checkpoint.offsets_entry(batch)
         checkpoint.commit_entry(batch)

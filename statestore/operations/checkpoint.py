@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from statestore.backends.forms import work_in
 from statestore.backends.heap.versions import lost_with_driver
+from statestore.checkpoint.history import Event, newest_event
 from statestore.checkpoint.layout import HEAP_MARKER, StoreLocation, placement_path
 from statestore.checkpoint.operator_metadata import (
     OperatorInfo,
@@ -206,6 +207,7 @@ class OpenCheckpoint(QueryLogs):
         scratch_directory: Local directory for work, deleted with the checkpoint's context.
         query_id: ID of the query; None of a savepoint, and where it was lost.
         guard: Who is asked before a file is written or deleted: the operation that changes it.
+        decided_after: The last line of the history when `decide_from_here` was called.
     """
 
     place: Place
@@ -214,6 +216,18 @@ class OpenCheckpoint(QueryLogs):
     scratch_directory: str
     query_id: str | None = None
     guard: Guard = field(default_factory=Guard, compare=False)
+    decided_after: list[Event | None] = field(default_factory=list, compare=False)
+
+    def decide_from_here(self) -> None:
+        """Take what is decided from here on for true only while no operation writes the history.
+
+        `exclusive_use` refuses where one has: a promote may keep the batches of the logs.
+
+        Raises:
+            CorruptionError, StorageError: The history cannot be read.
+        """
+        if not self.decided_after:
+            self.decided_after.append(newest_event(self.io, self.path))
 
     @property
     def files(self) -> FileIO:

@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.committed_version import CommittedVersion
     from statestore.operations.new_directory import NewDirectory
-    from statestore.operations.passes import Pass, Store
+    from statestore.operations.passes import Pass, StoreId
     from statestore.operations.result import Progress
 
 logger = logging.getLogger(__name__)
 
-Told = TypeVar("Told")
+Outcome = TypeVar("Outcome")
 """Type of what `Copy.run` returns beside the directory."""
 MadeFiles = Mapping["StoreName", "PublishedFile"]
 """The delta of every store of the new directory."""
@@ -55,7 +55,7 @@ _OF_OPERATOR = re.compile(r"state/([0-9]+)/(.*)")
 
 
 @dataclass(frozen=True)
-class Copy(Generic[Told]):
+class Copy(Generic[Outcome]):
     """A new directory that was decided and is not yet made.
 
     Attributes:
@@ -84,8 +84,8 @@ class Copy(Generic[Told]):
     operation: str
     version: CommittedVersion
     target: Place
-    passes: Mapping[Store, Pass]
-    becomes: Callable[[MadeFiles], tuple[str, Told]]
+    passes: Mapping[StoreId, Pass]
+    becomes: Callable[[MadeFiles], tuple[str, Outcome]]
     backend: str
     num_partitions: int
     checkpoint_format: int
@@ -125,7 +125,7 @@ class Copy(Generic[Told]):
 
     def make(
         self,
-        made: Callable[[Told], Made],
+        made: Callable[[Outcome], Made],
         *,
         dry_run: bool = False,
         progress: Progress | None = None,
@@ -172,7 +172,7 @@ class Copy(Generic[Told]):
             done=False,
         )
 
-    def run(self, progress: Progress = no_progress) -> Told:
+    def run(self, progress: Progress = no_progress) -> Outcome:
         """Make it.
 
         Args:
@@ -273,9 +273,9 @@ class Copy(Generic[Told]):
             progress=BytesDone(progress, self.state_bytes),
         )
 
-    def _by_pass(self) -> dict[Pass, list[Store]]:
+    def _by_pass(self) -> dict[Pass, list[StoreId]]:
         """Return the stores that pass in the same way: files that several name are copied once."""
-        found: dict[Pass, list[Store]] = {}
+        found: dict[Pass, list[StoreId]] = {}
         for store, passing in self.passes.items():
             found.setdefault(passing, []).append(store)
         return found
@@ -386,11 +386,11 @@ def same_shape(
     version: CommittedVersion,
     target: Place,
     passing: Pass,
-    becomes: Callable[[MadeFiles], tuple[str, Told]],
+    becomes: Callable[[MadeFiles], tuple[str, Outcome]],
     *,
     backend: str | None = None,
     query_id: str = "",
-) -> Copy[Told]:
+) -> Copy[Outcome]:
     """Return the copy of a version whose stores all pass in one way, into as many state partitions.
 
     Args:

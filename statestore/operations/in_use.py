@@ -11,6 +11,7 @@ import posixpath
 import threading
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.history import newest_event
@@ -51,8 +52,8 @@ def exclusive_use(checkpoint: OpenCheckpoint, operation: str) -> Iterator[Exclus
     machines, until their leases have expired.
 
     Args:
-        checkpoint: The checkpoint. What it remembers of the logs, and of the history where that
-            was asked, is still true when the block begins.
+        checkpoint: The checkpoint. What it remembers of the logs is still true when the block
+            begins, and of the history where it was told to `decide_from_here`.
         operation: What is done, in a word, for whoever is refused meanwhile.
 
     Guarantee: no query run of this package loads or commits a state version between the beginning
@@ -67,7 +68,7 @@ def exclusive_use(checkpoint: OpenCheckpoint, operation: str) -> Iterator[Exclus
         CorruptionError, StorageError: A lease cannot be read; the storage failed.
     """
     checkpoint.check_of_query()
-    _ = checkpoint.backend  # of another provider's checkpoint nothing is touched
+    checkpoint.require_own()  # of another provider's checkpoint nothing is touched
     batches = checkpoint.planned_batches, checkpoint.committed_batches
     with exclusive_directory(
         checkpoint.io,
@@ -77,15 +78,17 @@ def exclusive_use(checkpoint: OpenCheckpoint, operation: str) -> Iterator[Exclus
         clock=checkpoint.clock,
     ) as use:
         _require_batches(checkpoint, *batches)
-        if "newest_event" in vars(checkpoint):  # what is done was decided then
-            _require_event(checkpoint, checkpoint.newest_event)
+        for event in checkpoint.decided_after[:1]:
+            _require_event(checkpoint, event)
         if checkpoint.state_root != checkpoint.state_directory:
+            open_other = partial(
+                checkpoint.place.open_other, cache_directory=checkpoint.scratch_directory
+            )
             require_own_state(
                 checkpoint.place.state_uri,
-                use.lease_name,
                 checkpoint.state_io,
                 checkpoint.state_root,
-                lambda uri: checkpoint.place.open_other(uri, checkpoint.scratch_directory),
+                lambda uri: use.lease_name in Leases(*open_other(uri)).list(),
             )
         yield use
 

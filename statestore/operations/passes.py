@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from statestore.operations.operator_map import ResolvedOperators
     from statestore.operations.result import Progress
 
-Store = tuple[int, str]
+StoreId = tuple[int, str]
 """A store in all its state partitions: its operator's ID and its name."""
 
 
@@ -129,7 +129,7 @@ class Pass(ABC):
         return ()
 
     @abstractmethod
-    def write(self, stores: Sequence[Store], state: NewState) -> dict[StoreName, PublishedFile]:
+    def write(self, stores: Sequence[StoreId], state: NewState) -> dict[StoreName, PublishedFile]:
         """Write the state of some stores.
 
         Args:
@@ -157,7 +157,7 @@ class Copied(Pass):
         """What becomes of the files."""
         return "copied"
 
-    def write(self, stores: Sequence[Store], state: NewState) -> dict[StoreName, PublishedFile]:
+    def write(self, stores: Sequence[StoreId], state: NewState) -> dict[StoreName, PublishedFile]:
         """Copy them."""
         own = [store for store in state.version.heads if (store.operator, store.name) in stores]
         for store in own:
@@ -215,7 +215,7 @@ class Linked(Copied):
 class Dealt(Pass):
     """Rows written anew as full states, each into the state partition of its key group."""
 
-    def write(self, stores: Sequence[Store], state: NewState) -> dict[StoreName, PublishedFile]:
+    def write(self, stores: Sequence[StoreId], state: NewState) -> dict[StoreName, PublishedFile]:
         """Write them: of each pair of givers and takers by itself."""
         pairs = [
             Pair(
@@ -252,7 +252,7 @@ class Dealt(Pass):
         return state.target.ids.new_id()
 
 
-def _pairs(state: NewState, store: Store) -> Iterator[tuple[list[StoreName], list[StoreName]]]:
+def _pairs(state: NewState, store: StoreId) -> Iterator[tuple[list[StoreName], list[StoreName]]]:
     """Yield state partitions of a store that give rows, and the new ones that take them."""
     operator, name = store
     pairs = [(range(1), range(1))]
@@ -275,7 +275,7 @@ class Rehashed(Pass):
         """What becomes of the files."""
         return "hashed anew"
 
-    def write(self, stores: Sequence[Store], state: NewState) -> dict[StoreName, PublishedFile]:
+    def write(self, stores: Sequence[StoreId], state: NewState) -> dict[StoreName, PublishedFile]:
         """Write them, a store at a time."""
         made: dict[StoreName, PublishedFile] = {}
         for operator, name in stores:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.history import newest_event
 from statestore.checkpoint.layout import BODIES
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, CommitEntry, OffsetsEntry, QueryLog
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
@@ -15,7 +14,6 @@ from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
 from statestore.core.providers import PROVIDER_KEY, PROVIDERS, SPARK_PROVIDERS
 
 if TYPE_CHECKING:
-    from statestore.checkpoint.history import Event
     from statestore.checkpoint.layout import FileBody
     from statestore.io.file_io import FileIO, TreeFileIO
 
@@ -62,15 +60,6 @@ class QueryLogs:
     def committed_batches(self) -> tuple[int, ...]:
         """Batches of the commit log, ascending."""
         return tuple(self.commits.batches())
-
-    @cached_property
-    def newest_event(self) -> Event | None:
-        """The last line of the history of operations, None where there is none.
-
-        What an operation decides after it has asked is refused if there is another one when it has
-        the lease.
-        """
-        return newest_event(self.io, self.path)
 
     @property
     def newest_planned(self) -> int | None:
@@ -203,6 +192,15 @@ class QueryLogs:
         return self.backend
 
     @property
+    def is_of_spark(self) -> bool:
+        """Whether one of Spark's own providers keeps the state; errors as `provider`."""
+        return self.provider in SPARK_PROVIDERS.values()
+
+    def require_own(self) -> None:
+        """Check that a state backend of this package keeps the state; errors as `backend`."""
+        _ = self.backend
+
+    @property
     def backend(self) -> str:
         """State backend of the checkpoint.
 
@@ -241,7 +239,7 @@ class QueryLogs:
             IncompatibleError: Another provider's.
             CorruptionError: The entry of the offset log says what no entry of the query can.
         """
-        _ = self.backend
+        self.require_own()
         conf = self.offsets_entry(version - 1).conf
         if conf.get(PROVIDER_KEY) != self.provider:
             raise self.not_pinned(version, PROVIDER_KEY, self.provider)

@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from statestore.codec.joined_trailers import join_schemas
 from statestore.core.errors import InvalidArgumentError, NotFoundError
-from statestore.core.providers import SPARK_PROVIDERS
 from statestore.operations import spark_states
 from statestore.operations.addresses import NO_SUCH_ROWS, find_place
 from statestore.operations.store_state import StoreState
@@ -48,7 +47,7 @@ def find_states(
     Arguments and errors as `OpenCheckpoint.heads`; of Spark's own providers as
     `spark_states.find_states`.
     """
-    if checkpoint.provider in SPARK_PROVIDERS.values():
+    if checkpoint.is_of_spark:
         return spark_states.find_states(checkpoint, version, operator=operator, name=name)
     heads = checkpoint.heads(version, operator=operator, name=name)
     return {store: state_of(checkpoint, head) for store, head in heads.items()}

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import posixpath
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
@@ -30,7 +31,7 @@ from statestore.checkpoint.layout import (
 from statestore.checkpoint.lease import Leases
 from statestore.checkpoint.lease_watch import await_end
 from statestore.checkpoint.load import LoadedVersion
-from statestore.checkpoint.placement import read_placement
+from statestore.checkpoint.placement import read_placement, require_own_state
 from statestore.checkpoint.query_log import QueryLog
 from statestore.codec.column_family import ColumnFamily
 from statestore.codec.references import STORE_NAME, StoreName
@@ -52,6 +53,7 @@ from statestore.core.errors import (
 )
 from statestore.core.text import Shown
 from statestore.io.local import temporary_directory
+from statestore.io.storage import is_same_directory
 from statestore.store.batch import Batch, family_id
 from statestore.store.table import MAX_RUNS, ArrowRun, Table, ViewRun
 
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from statestore.core.clock import Clock
     from statestore.core.ids import IdSource
     from statestore.core.options import StateStoreOptions
+    from statestore.io.file_io import FileIO
     from statestore.io.place import Place
 
 Backend = Literal["filesystem", "rocksdb"]
@@ -108,11 +111,13 @@ def open_store(
         is_of_query = newest_batch >= 0 or offsets.newest() >= 0
         if version is None and is_of_query:
             version = newest_batch + 1
-        leases = Leases(io, root) if is_of_query else None
+        home = _Home(Leases(io, root), place.state_uri) if is_of_query else None
         placement = read_placement(io, root)
         if placement is not None:
             io, path = place.open_other(placement.storage, scratch_directory)
             root = placement.directory(path)
+            if home is not None:
+                home = replace(home, elsewhere=(io, root))
         location = StoreLocation(io, root, store_name, commits=commits)
         files = [parse_state_file_name(info.name) for info in io.list(location.directory)]
         deltas = [file for file in files if file is not None and file.kind == "delta"]
@@ -129,7 +134,7 @@ def open_store(
             checkpoint_format,
             scratch,
             scratch_directory,
-            leases,
+            home,
             clock,
         )
         opened.load(*found)
@@ -183,6 +188,35 @@ def _find_version(
     return version, checkpoint_id or next(iter(attempts), None)
 
 
+@dataclass(frozen=True)
+class _Home:
+    """The checkpoint of a query whose store is open.
+
+    Attributes:
+        leases: Its leases.
+        uri: URI of its `state` directory.
+        elsewhere: Storage and directory of the state, where that is not there.
+    """
+
+    leases: Leases
+    uri: str
+    elsewhere: tuple[FileIO, str] | None = None
+
+    def require_no_query(self, clock: Clock) -> None:
+        """Check that nobody else writes, and that the state is that of the checkpoint.
+
+        Raises:
+            InUseError: Somebody does.
+            IncompatibleError, CorruptionError, StorageError: As `require_own_state`.
+        """
+        root = posixpath.dirname(self.leases.directory)
+        for name in await_end(self.leases, self.leases.list(), 0, root, clock):
+            self.leases.delete(name)
+        if self.elsewhere is not None:
+            is_here = partial(is_same_directory, self.uri)
+            require_own_state(self.uri, *self.elsewhere, is_here)
+
+
 class Store(Shown):
     """One state store, open at one version. Not thread-safe."""
 
@@ -196,11 +230,11 @@ class Store(Shown):
         checkpoint_format: int,
         scratch: ExitStack,
         scratch_directory: str,
-        leases: Leases | None,
+        home: _Home | None,
         clock: Clock,
     ) -> None:
         """Use `Checkpoint.open_store` instead."""
-        self._leases = leases
+        self._home = home
         self._clock = clock
         self._backend = backend
         self._versions = versions
@@ -379,10 +413,8 @@ class Store(Shown):
             )
 
     def _require_no_query(self) -> None:
-        if self._leases is not None:
-            root = posixpath.dirname(self._leases.directory)
-            for name in await_end(self._leases, self._leases.list(), 0, root, self._clock):
-                self._leases.delete(name)
+        if self._home is not None:
+            self._home.require_no_query(self._clock)
 
     def commit(self, batch: Batch) -> int:
         """Make a batch durable; see `Batch.commit`, which is what to call."""

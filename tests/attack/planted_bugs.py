@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.core.errors import InvalidArgumentError
 from statestore.operations import in_use
 from statestore.operations.database import open_database
+from statestore.operations.forget import forget
 from statestore.operations.forget.files import files_of_operator
-from statestore.operations.forget.forget import Forgetting
 from statestore.operations.forget.wanted import Wanted
 from statestore.operations.in_use import ExclusiveUse
 from statestore.operations.reading import condition, sql
@@ -121,16 +121,7 @@ def _plant_guesses_types() -> None:
 
 def _plant_empty_certificate() -> None:
     """A certificate of keys that are nowhere."""
-    begin = Forgetting.__post_init__
-
-    def begin_anyway(self: Any) -> None:
-        try:
-            begin(self)
-        except NotFoundError as error:
-            if error.kind != "keys-not-found":
-                raise
-
-    _replace(Forgetting, "__post_init__", begin_anyway)
+    _replace(forget, "_is_to_be_completed", lambda _checkpoint, _begun: True)
 
 
 def _plant_deletes_newer() -> None:
@@ -138,13 +129,13 @@ def _plant_deletes_newer() -> None:
 
     def delete(self: Any, files: Any) -> None:
         del files
-        own = {f"{self._batch.batch + 1}{end}" for end in "._"}
+        own = {f"{self.batch.batch + 1}{end}" for end in "._"}
         for file in files_of_operator(self.checkpoint, self.operator):
             name = file.info.name
             if file.is_state and not any(name.startswith(begin) for begin in own):
                 file.location.io.delete(file.path)
 
-    _replace(Forgetting, "_delete", delete)
+    _replace(forget.Forgetting, "_delete", delete)
     _replace(ExclusiveUse, "require_held", lambda self: None)
 
 

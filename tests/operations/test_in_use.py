@@ -404,6 +404,28 @@ def test_copy_of_a_checkpoint_does_not_change_the_state_of_the_original(
     assert Checkpoint(elsewhere).verify(deep=True).ok
 
 
+def test_store_of_a_copy_does_not_commit_into_the_state_of_the_original(tmp_path, elsewhere):
+    """Catches a commit of other rows under the name of a file that the original is made of."""
+
+    def commit(path):
+        with Checkpoint(path).open_store() as store:
+            batch = store.begin()
+            batch.put(b"key", b"value")
+            batch.commit()
+
+    shutil.copytree(elsewhere, tmp_path / "copy")
+    (tmp_path / "other name").symlink_to(elsewhere)
+    files = files_below(tmp_path / "storage")
+
+    with pytest.raises(IncompatibleError, match=str(elsewhere)) as caught:
+        commit(tmp_path / "copy")
+    assert caught.value.kind == "other-checkpoint"
+    assert files_below(tmp_path / "storage") == files
+
+    commit(tmp_path / "other name")
+    assert len(files_below(tmp_path / "storage")) == len(files) + 1
+
+
 def test_checkpoint_that_was_moved_is_changed_when_its_state_says_where_it_is(tmp_path, elsewhere):
     """Catches a checkpoint that no operation takes any more."""
     elsewhere.rename(tmp_path / "moved")

@@ -47,6 +47,7 @@ NOT_REACHED = (
     "what the query reads: files, topics, tables",
     "what the query has written: sinks, and logs of the cluster",
     "local disks of executors, until the application has ended",
+    "state elsewhere (checkpointStorage) of a restore that was killed and done again",
     "temporary files of commands that were killed, until the next command there removes them",
     "earlier versions and copies that the storage keeps, backups",
     "a key within other text, encrypted, hashed or compressed by the query itself",

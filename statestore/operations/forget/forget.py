@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,7 +64,9 @@ if TYPE_CHECKING:
     from statestore.backends.form import Work
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.references import StoreName
+    from statestore.operations.batches import EditBatch
     from statestore.operations.checkpoint import OpenCheckpoint
+    from statestore.operations.committed_version import CommittedVersion
     from statestore.operations.forget.wanted import Wanted
     from statestore.operations.result import Progress
     from statestore.operations.step import Step
@@ -72,95 +74,132 @@ if TYPE_CHECKING:
 _MOST_KEYS_SHOWN = 10
 
 
-@dataclass
-class Forgetting:
-    """Keys of an operator that are to be forgotten; making it reads every state file of it.
+def decide_forget(
+    checkpoint: OpenCheckpoint,
+    operator: int,
+    wanted: Wanted,
+    *,
+    all_rows: bool = False,
+    certificate: CertificateFile | None = None,
+    progress: Progress = no_progress,
+) -> Forgetting:
+    """Find keys of an operator that are to be forgotten; every state file of it is read.
 
     Args:
         checkpoint: The checkpoint.
         operator: Operator ID.
-        wanted: The keys; once it is made, these as they were found.
+        wanted: The keys.
         all_rows: Whether every row of the operator may go.
         certificate: Where the certificate goes; None for nowhere.
         progress: Called with the files read and their number.
 
     Errors as `Checkpoint.forget`.
     """
+    batch = find_edit(checkpoint)
+    version = find_version(checkpoint)
+    heads = {store: head for store, head in version.heads.items() if store.operator == operator}
+    for store, head in heads.items():
+        wanted.prepare(store.name, head.trailer)
+    keys: set[bytes] = set()
+    damaged: dict[str, CorruptionError] = {}
+    found = dict(find_rows(checkpoint, operator, wanted, keys, damaged, progress))
+    num_rows = num_rows_before = 0
+    for store, head in heads.items():
+        for rows in read_rows(checkpoint, head):
+            num_rows += len(wanted.find(rows, store.name, head.trailer, keys))
+            num_rows_before += rows.num_rows
+    wanted = wanted.as_found(keys)
+    begun = None
+    if certificate is not None:
+        begun = certificate.begun(checkpoint.uri, operator, wanted)
+    if not found and not _is_to_be_completed(checkpoint, begun):
+        for error in damaged.values():
+            raise error  # its rows are not known
+        raise NotFoundError(
+            "no state file of the operator has a row of the keys",
+            kind="keys-not-found",
+            checkpoint=checkpoint.uri,
+            operator=operator,
+            **wanted.words,
+            to_fix="see how `statestore read` shows the keys; where they were forgotten "
+            "before, `statestore forget --verify --keys FILE` searches every file",
+        )
+    if num_rows and num_rows == num_rows_before and not all_rows:
+        raise InvalidArgumentError(
+            "every row of the operator is of the keys",
+            operator=operator,
+            **wanted.words,
+            num_rows=f"{num_rows:,} of {num_rows_before:,}",
+            to_fix="say so, where that is meant: --all, all_rows=True",
+        )
+    return Forgetting(
+        checkpoint,
+        operator,
+        wanted,
+        all_rows,
+        certificate,
+        begun,
+        batch,
+        version,
+        frozenset(keys),
+        found,
+        damaged,
+        num_rows,
+        num_rows_before,
+    )
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """What is to be forgotten, as `decide_forget` found it; its arguments are not said again.
+
+    Attributes:
+        wanted: The keys as they were found.
+        begun: What an earlier call with this certificate has begun.
+        batch: The batch that it is to be.
+        version: The newest version.
+        keys_found: Keys that have a row in any file.
+        found: Rows of the keys by path of the state file that has them.
+        damaged: State files that cannot be read, none of the newest version: they go with the
+            rest.
+        num_rows, num_rows_before: Rows of the newest version: of the keys, and all.
+    """
 
     checkpoint: OpenCheckpoint
     operator: int
     wanted: Wanted
-    all_rows: bool = False
-    certificate: CertificateFile | None = None
-    progress: Progress = no_progress
-    found: dict[str, int] = field(init=False)
-    """Rows of the keys by path of the state file that has them."""
-    damaged: dict[str, CorruptionError] = field(init=False)
-    """State files that cannot be read, none of the newest version: they go with the rest."""
-
-    def __post_init__(self) -> None:
-        checkpoint, wanted = self.checkpoint, self.wanted
-        self._batch = find_edit(checkpoint)
-        self._version = find_version(checkpoint)
-        self.damaged = {}
-        for store, head in self._version.heads.items():
-            if self._is_own(store):
-                wanted.prepare(store.name, head.trailer)
-        keys = self._keys_found = set[bytes]()
-        self.found = dict(
-            find_rows(checkpoint, self.operator, wanted, keys, self.damaged, self.progress)
-        )
-        self._num_rows = self._num_rows_before = 0
-        for store, head in self._version.heads.items():
-            for batch in read_rows(checkpoint, head) if self._is_own(store) else ():
-                self._num_rows += len(wanted.find(batch, store.name, head.trailer, keys))
-                self._num_rows_before += batch.num_rows
-        self.wanted = wanted = wanted.as_found(keys)
-        self._begun = None
-        if self.certificate is not None:
-            self._begun = self.certificate.begun(checkpoint.uri, self.operator, wanted)
-        if not self.found and not self._is_to_be_completed():
-            for error in self.damaged.values():
-                raise error  # its rows are not known
-            raise NotFoundError(
-                "no state file of the operator has a row of the keys",
-                kind="keys-not-found",
-                checkpoint=checkpoint.uri,
-                operator=self.operator,
-                **wanted.words,
-                to_fix="see how `statestore read` shows the keys; where they were forgotten "
-                "before, `statestore forget --verify --keys FILE` searches every file",
-            )
-        if self._num_rows and self._num_rows == self._num_rows_before and not self.all_rows:
-            raise InvalidArgumentError(
-                "every row of the operator is of the keys",
-                operator=self.operator,
-                **wanted.words,
-                num_rows=f"{self._num_rows:,} of {self._num_rows_before:,}",
-                to_fix="say so, where that is meant: --all, all_rows=True",
-            )
+    all_rows: bool
+    certificate: CertificateFile | None
+    begun: Begun | None
+    batch: EditBatch
+    version: CommittedVersion
+    keys_found: frozenset[bytes]
+    found: dict[str, int]
+    damaged: dict[str, CorruptionError]
+    num_rows: int
+    num_rows_before: int
 
     @property
     def result(self) -> Forget:
         """What it would do."""
-        files, version = self._files(), self._batch.batch + 1
-        written = tuple(store_directory("state", store) for store in self._version.heads)
-        if not self.found and self._begun is not None:
+        files, version = self._files(), self.batch.batch + 1
+        written = tuple(store_directory("state", store) for store in self.version.heads)
+        if not self.found and self.begun is not None:
             # An earlier call has made the version: what it has left is deleted.
-            version, written = self._begun.version, ()
+            version, written = self.begun.version, ()
             files, _ = self._left_of(version)
         removed = [file for file in files if file.is_state]
-        found = sorted(self._keys_found)[:_MOST_KEYS_SHOWN]
+        found = sorted(self.keys_found)[:_MOST_KEYS_SHOWN]
         return Forget(
             checkpoint=self.checkpoint.uri,
             operator=self.operator,
             num_keys=len(self.wanted.encoded),
-            num_keys_found=len(self._keys_found),
+            num_keys_found=len(self.keys_found),
             keys=tuple(map(_shown, spelled(self.wanted, found))),
             batch=version - 1,
             version=version,
-            num_rows=self._num_rows,
-            num_rows_before=self._num_rows_before,
+            num_rows=self.num_rows,
+            num_rows_before=self.num_rows_before,
             num_rows_of_files=sum(self.found.values()),
             files=tuple(self.found),
             damaged=tuple(self.damaged),
@@ -218,7 +257,7 @@ class Forgetting:
         # Listed before the commit: what a query writes that starts later is not among them.
         listed = self._files()
         written = tuple(_record(file) for file in listed if file.path in own)
-        batch = self._batch
+        batch = self.batch
         version = batch.batch + 1
         # First: a call that goes on cannot tell them from those of a query that has run since.
         self._delete([file for file in listed if not _is_up_to(file.info.name, version)])
@@ -226,14 +265,6 @@ class Forgetting:
         before = [file for file in listed if _is_up_to(file.info.name, version)]
         self._delete([file for file in before if file.path not in own])
         return replace(certificate, written=written)
-
-    def _is_to_be_completed(self) -> bool:
-        """Return whether an earlier call has committed, and was killed while it deleted files."""
-        if self._begun is None:
-            return False
-        # None also where Spark has let go of the entry since.
-        found = read_own_batch(self.checkpoint, self._begun.version - 1)
-        return found is not None and found.kind == "forgotten"
 
     def _finished(self, certificate: Certificate) -> Certificate:
         """Delete what an earlier call has left of the files before its version."""
@@ -256,22 +287,22 @@ class Forgetting:
 
         Where that call let no version count, its rows are those of another version.
         """
-        begun = self._begun
+        begun = self.begun
         counts: dict[str, Any] = {
-            "num_rows": self._num_rows,
-            "num_rows_before": self._num_rows_before,
+            "num_rows": self.num_rows,
+            "num_rows_before": self.num_rows_before,
             "num_rows_of_files": sum(self.found.values()),
         }
         now: dict[str, Any] = who_and_when(self.checkpoint.clock.now_ms())
         if begun is None:
             begun = Begun(
                 removed=(),
-                version=self._batch.batch + 1,
+                version=self.batch.batch + 1,
                 fingerprints=Fingerprints.make(spelled(self.wanted)),
                 who=now,
                 **counts,
             )
-        elif self._num_rows:
+        elif self.num_rows:
             begun = replace(begun, **counts)
         return Certificate(
             status="begun",
@@ -283,7 +314,7 @@ class Forgetting:
             num_rows_before=begun.num_rows_before,
             num_rows_of_files=begun.num_rows_of_files,
             fingerprints=begun.fingerprints,
-            version=self._batch.batch + 1 if self.found else begun.version,
+            version=self.batch.batch + 1 if self.found else begun.version,
             versions_removed=_versions(begun.removed),
             written=(),
             removed=begun.removed,
@@ -324,14 +355,14 @@ class Forgetting:
 
     def _require_unread(self, most: int | None) -> None:
         """Check that nobody reads files that are to be deleted: up to a version, or all."""
-        for store in filter(self._is_own, self._version.heads):
+        for store in filter(self._is_own, self.version.heads):
             location = self.checkpoint.location(store)
             listed = location.io.list(location.directory)
             files = [info for info in listed if _is_up_to(info.name, most)]
             require_no_pins(self.checkpoint, files)
 
     def _write(self, progress: Progress) -> dict[StoreName, PublishedFile]:
-        heads = self._version.heads
+        heads = self.version.heads
         work = self.checkpoint.synced_work()
         made: dict[StoreName, PublishedFile] = {}
         with ThreadPoolExecutor(states_at_once()) as pool:
@@ -343,7 +374,7 @@ class Forgetting:
         return made
 
     def _write_one(self, store: StoreName, work: Work) -> PublishedFile:
-        head = self._version.heads[store]
+        head = self.version.heads[store]
         location = self.checkpoint.location(store)
         new_id = RandomIds().new_id()
         if not self._is_own(store):
@@ -358,6 +389,15 @@ class Forgetting:
             stays = np.ones(batch.num_rows, bool)
             stays[self.wanted.find(batch, head.trailer.store.name, head.trailer)] = False
             yield pick(batch, stays)
+
+
+def _is_to_be_completed(checkpoint: OpenCheckpoint, begun: Begun | None) -> bool:
+    """Return whether an earlier call has committed, and was killed while it deleted files."""
+    if begun is None:
+        return False
+    # None also where Spark has let go of the entry since.
+    found = read_own_batch(checkpoint, begun.version - 1)
+    return found is not None and found.kind == "forgotten"
 
 
 def _is_up_to(name: str, version: int | None) -> bool:

@@ -9,7 +9,6 @@ import pyarrow.compute as pc
 
 from statestore.codec.key_bytes import decode_keys
 from statestore.core.errors import IncompatibleError, NotFoundError
-from statestore.core.providers import SPARK_PROVIDERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +45,7 @@ def most_changed_keys(
         IncompatibleError: It is another provider's (kind other-provider).
         CorruptionError, FencedError, StorageError: As `OpenCheckpoint.heads`.
     """
-    if checkpoint.provider in SPARK_PROVIDERS.values():
+    if checkpoint.is_of_spark:
         raise IncompatibleError(
             "Spark's own providers do not tell which keys changed in a version",
             kind="other-provider",

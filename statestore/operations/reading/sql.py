@@ -22,7 +22,6 @@ from statestore.codec.rows import no_rows
 from statestore.codec.spark_types import distinct_names
 from statestore.core.errors import InvalidArgumentError, StateStoreError
 from statestore.core.ids import RandomIds
-from statestore.core.providers import SPARK_PROVIDERS
 from statestore.io.local import is_disk_full
 from statestore.operations.database import check_words, nodes_of, open_database, parsed
 from statestore.operations.reading.lookup import Asked, demand_of
@@ -299,7 +298,7 @@ class _Running:
             (table.checkpoint.uri, table.version, store): table.checkpoint.location(store)
             for table in tables
             # Of a savepoint nothing expires; of Spark's own providers nothing knows of a pin.
-            if table.checkpoint.query_id and table.checkpoint.provider not in _OF_SPARK
+            if table.checkpoint.query_id and not table.checkpoint.is_of_spark
             for store in table.rows.states
         }
         with ExitStack() as stack:
@@ -403,9 +402,6 @@ class _Running:
             to_fix="give one SELECT, of DuckDB's SQL; fields of key and value have dots, such as "
             "key.shop; text is in single quotes, and other names than plain ones in double quotes",
         )
-
-
-_OF_SPARK = frozenset(SPARK_PROVIDERS.values())
 
 
 def _made_names(tree: Any) -> Iterator[str]:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.column_family import ColumnFamily
     from statestore.operations.committed_version import CommittedVersion
-    from statestore.operations.passes import NewState, Store
+    from statestore.operations.passes import NewState, StoreId
     from statestore.operations.store_state import States, StoreState
 
 _INDEXES = ("$ttl", "$min", "$count", "$rowCounter")
@@ -124,7 +124,7 @@ class FromSpark(Pass):
         """Bytes of Spark's files."""
         return sum(state.full_bytes for state in self.states)
 
-    def write(self, stores: Sequence[Store], state: NewState) -> dict[StoreName, PublishedFile]:
+    def write(self, stores: Sequence[StoreId], state: NewState) -> dict[StoreName, PublishedFile]:
         """Write them: each state partition by itself, or each row where its key group belongs."""
         ((operator, name),) = stores
         first = StoreName(state.operators.new_id(operator), 0, name)

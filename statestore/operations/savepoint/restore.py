@@ -13,7 +13,7 @@ from statestore.checkpoint.query_log import JOIN_FORMAT_KEY
 from statestore.codec import partition_key
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.core.key_groups import check_not_chosen, check_range, default_max_parallelism
-from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS, SPARK_PROVIDERS, SUCCESSORS
+from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS, SUCCESSORS
 from statestore.io.storage import is_within
 from statestore.operations.copying import Copy, source_of
 from statestore.operations.in_use import require_not_in_use, same_batches
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.committed_version import CommittedVersion
     from statestore.operations.copying import MadeFiles
-    from statestore.operations.passes import Pass, Store
+    from statestore.operations.passes import Pass, StoreId
     from statestore.operations.savepoint.savepoint import SavepointInfo
     from statestore.operations.store_state import StoreState
 
@@ -71,7 +71,7 @@ def decide_restore(
     Errors as `Directory.restore`.
     """
     elsewhere = target.options.checkpoint_storage
-    is_sparks = savepoint is None and source.provider in SPARK_PROVIDERS.values()
+    is_sparks = savepoint is None and source.is_of_spark
     found = source_of("restore", source, target, version, has_heads=not is_sparks)
     if elsewhere and is_within(elsewhere, source.uri):
         raise not_apart(elsewhere, source.uri)
@@ -181,20 +181,20 @@ def _check_checkpoint(source: OpenCheckpoint, *, claims: bool) -> None:
 
 
 def _passes_of(
-    states: Mapping[Store, tuple[StoreState, ...]],
+    states: Mapping[StoreId, tuple[StoreState, ...]],
     version: CommittedVersion,
     target: Place,
     num_partitions: int,
     *,
     spark_max_parallelism: int | None,
     unhashed: Pass,
-) -> dict[Store, Pass]:
+) -> dict[StoreId, Pass]:
     """Return which way the state of each store goes, by what its state partitions have.
 
     State of Spark's own providers gets `spark_max_parallelism` key groups, which is None where it
     is this package's. What keeps its key groups goes the way `unhashed`.
     """
-    passes: dict[Store, Pass] = {}
+    passes: dict[StoreId, Pass] = {}
     for store, of in states.items():
         partitions = [state.store.partition for state in of]
         is_single = partition_key.is_single(store[1], of[0].column_families, partitions)
@@ -215,9 +215,9 @@ def _passes_of(
 
 def _by_store(
     states: Iterable[StoreState], kept: Mapping[int, int]
-) -> dict[Store, tuple[StoreState, ...]]:
+) -> dict[StoreId, tuple[StoreState, ...]]:
     """Return the states of operators that are kept, those of a store by state partition."""
-    found: dict[Store, tuple[StoreState, ...]] = {}
+    found: dict[StoreId, tuple[StoreState, ...]] = {}
     for state in sorted(states, key=lambda state: state.store.partition):
         if state.store.operator in kept:
             of = state.store.operator, state.store.name

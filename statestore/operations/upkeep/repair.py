@@ -143,7 +143,7 @@ def repair(
     """
     if dry_run:
         checkpoint.check_of_query()
-        _ = checkpoint.backend  # what another provider wrote is read, not changed
+        checkpoint.require_own()  # what another provider wrote is read, not changed
         return _find(checkpoint, progress, deep=deep)
     with step(checkpoint, "repair", deep=deep) as one:
         found = _find(checkpoint, progress, deep=deep)

@@ -22,7 +22,7 @@ from statestore.core.errors import (
     NotFoundError,
     StateStoreError,
 )
-from statestore.core.providers import IN_DRIVER_MEMORY, SPARK_PROVIDERS
+from statestore.core.providers import IN_DRIVER_MEMORY
 from statestore.core.text import format_bytes
 from statestore.operations.batches import read_own_batch
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, OpenCheckpoint
@@ -196,7 +196,7 @@ def _describe_files(
         stored_bytes=sum(size for _, size in _state_files(checkpoint, names)),
         pinned_versions=tuple(sorted(pins)),
         branch_of=read_branch_origin(checkpoint.io, checkpoint.path),
-        is_running=users.is_query_running if checkpoint.kept_by not in SPARK_PROVIDERS else None,
+        is_running=None if checkpoint.is_of_spark else users.is_query_running,
         query_id=checkpoint.query_id,
         query_name=users.progress.name if users.progress else None,
         position=find_position(checkpoint),
@@ -406,12 +406,8 @@ def _list_files(checkpoint: OpenCheckpoint) -> list[tuple[str, str, int]]:
 def _state_files(
     checkpoint: OpenCheckpoint, files: Sequence[tuple[str, str, int]]
 ) -> list[tuple[str, int]]:
-    is_spark = checkpoint.kept_by in SPARK_PROVIDERS
-    return [
-        (name, size)
-        for _, name, size in files
-        if (spark_files.is_state_file(name) if is_spark else parse_state_file_name(name))
-    ]
+    is_state = spark_files.is_state_file if checkpoint.is_of_spark else parse_state_file_name
+    return [(name, size) for _, name, size in files if is_state(name)]
 
 
 def _snapshot_version(name: str) -> int | None:

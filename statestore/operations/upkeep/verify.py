@@ -37,7 +37,6 @@ from statestore.core.errors import (
     StateStoreError,
     require_several,
 )
-from statestore.core.providers import SPARK_PROVIDERS
 from statestore.io.local import named_errors
 from statestore.operations import spark_states
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, OpenCheckpoint, open_checkpoint
@@ -196,11 +195,7 @@ class _Verifier:
         self._skips_expired = skips_expired
         self._lock = Lock()
         self.found = _Found()
-        self._is_repairable = not self._is_of_spark
-
-    @property
-    def _is_of_spark(self) -> bool:
-        return self._checkpoint.provider in SPARK_PROVIDERS.values()
+        self._is_repairable = not self._checkpoint.is_of_spark
 
     def verify_batch_under_way(self) -> None:
         """Read the entry that a restart runs again, which no version is made of."""
@@ -252,13 +247,14 @@ class _Verifier:
         """
         try:
             _, savepoint = read_metadata(self._checkpoint.io, self._checkpoint.path)
-            self._is_repairable = savepoint is None and not self._is_of_spark
+            self._is_repairable = savepoint is None and not self._checkpoint.is_of_spark
             if savepoint is not None:
                 savepoint_in(self._checkpoint)
         except (CorruptionError, NotFoundError) as error:
             if versions:
                 self._find(versions[0], None, error, is_recoverable=True)
-        if versions and not self._is_of_spark:  # of Spark's own state they are read with the rows
+        # Of Spark's own state they are read with the rows.
+        if versions and not self._checkpoint.is_of_spark:
             self._verify_schemas(versions[0])
         for version in versions:
             try:
@@ -269,7 +265,7 @@ class _Verifier:
                 self._check_sources(version - 1, entry)
             except NotFoundError as error:
                 self._find(version, None, error)
-        if self._is_of_spark:
+        if self._checkpoint.is_of_spark:
             find = partial(spark_states.find_versions, self._checkpoint)
             self._run_in_threads(self._verify_of_spark, self._each(versions, find), progress)
         else:

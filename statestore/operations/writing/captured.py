@@ -65,7 +65,7 @@ def find_captured(
         NotFoundError, CorruptionError, StorageError: A file of Spark's cannot be read.
     """
     require_watermark(batch.watermark_ms)
-    _ = checkpoint.backend
+    checkpoint.require_own()
     entry = _planned(checkpoint)
     if entry is None or not checkpoint.operators:
         raise InvalidArgumentError(

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.committed_version import CommittedVersion
     from statestore.operations.copying import Copy
-    from statestore.operations.passes import Pass, Store
+    from statestore.operations.passes import Pass, StoreId
     from statestore.operations.savepoint.savepoint import SavepointInfo
     from statestore.operations.writing.captured import CapturedBatch
     from statestore.operations.writing.shape import StoreShape
@@ -379,7 +379,7 @@ def _decided(
         # Else Spark never evicts rows that are given and have ended by the watermark.
         last = with_late_watermark(last, 0)
     version = replace(version, offsets={**version.offsets, version.batch: last})
-    passes: dict[Store, Pass] = {}
+    passes: dict[StoreId, Pass] = {}
     for shape in shapes:
         own = tuple(of for of in rows if of.shape == shape)
         if own:

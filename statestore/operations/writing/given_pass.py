@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.copy_result import FamilyChange
-    from statestore.operations.passes import NewState, Store
+    from statestore.operations.passes import NewState, StoreId
     from statestore.operations.writing.family_rows import FamilyRows
     from statestore.operations.writing.shape import StoreShape
 
@@ -57,7 +57,7 @@ class Given(Pass):
         """What becomes of the column families, in words."""
         return tuple(of.change for of in self.rows)
 
-    def write(self, stores: Sequence[Store], state: NewState) -> dict[StoreName, PublishedFile]:
+    def write(self, stores: Sequence[StoreId], state: NewState) -> dict[StoreName, PublishedFile]:
         """Write them; refuse a key of one row that is there twice (kind duplicate-key)."""
         changed = {of.family.name: of.family for of in self.rows}
         families = tuple(

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from statestore.codec.byte_ranges import Int64s
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.copying import Copy
-    from statestore.operations.passes import NewState, Store
+    from statestore.operations.passes import NewState, StoreId
     from statestore.operations.writing.join_times import RowTime
     from statestore.operations.writing.shape import StoreShape
 
@@ -72,12 +72,12 @@ _EVENT_TIME = {"name": "__event_time", "type": "long", "nullable": True, "metada
 _COUNT = SparkType("struct", (("value", SparkType("long")),))
 _NO_CONTENT = {"name": "__dummy__", "type": "void", "nullable": True, "metadata": {}}
 
-Told = TypeVar("Told")
+Outcome = TypeVar("Outcome")
 
 
 def with_join_format(
-    copy: Copy[Told], shapes: Sequence[StoreShape], join_format: int
-) -> Copy[Told]:
+    copy: Copy[Outcome], shapes: Sequence[StoreShape], join_format: int
+) -> Copy[Outcome]:
     """Return a copy in which every join has another state format.
 
     Reads all rows of joins, to find their times.
@@ -341,7 +341,7 @@ class Indexed(Pass):
             for side in self.sides
         )
 
-    def write(self, stores: Sequence[Store], state: NewState) -> dict[StoreName, PublishedFile]:
+    def write(self, stores: Sequence[StoreId], state: NewState) -> dict[StoreName, PublishedFile]:
         """Write them, several state partitions at a time."""
         new = replace(self.new, backend=state.backend, checkpoint_format=state.checkpoint_format)
         read = [name for name in state.version.heads if (name.operator, name.name) in stores]
