@@ -1,6 +1,7 @@
 """A savepoint that somebody made to write elsewhere than into the target it is restored to."""
 
 import json
+import shutil
 from itertools import pairwise
 
 import pytest
@@ -14,6 +15,8 @@ from statestore.io.local import LocalFileIO
 from statestore.io.s3 import S3FileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.conversion import decide_convert
+from statestore.operations.metadata_file import query_metadata
+from statestore.testing.checkpoints import QUERY_ID
 from tests.checkpoints import AGGREGATION, JOIN, OPTIONS, files_below, make_query, restore
 from tests.hostile import edit_json, edit_trailer
 from tests.seams import at, place_of
@@ -149,7 +152,10 @@ def savepoint(made, tmp_path):
 
 
 def _branch(savepoint, target):
-    at(savepoint, options=OPTIONS).branch(target)
+    checkpoint = target.with_name(f"{target.name}-of-a-query")
+    shutil.copytree(savepoint, checkpoint)
+    (checkpoint / "metadata").write_text(query_metadata(QUERY_ID))
+    at(checkpoint, options=OPTIONS).branch(target)
 
 
 def _restore_anew(savepoint, target):
@@ -187,6 +193,7 @@ def _open_s3(s3_server, tmp_path):
         for edits, operations in ((EDITS, OPERATIONS), (DESCRIPTORS, OPERATIONS[:3]))
         for edit in edits
         for operation in operations
+        if (edit, operation) != ("placement", _branch)  # a query's state may be elsewhere
     ],
 )
 def test_nothing_outside_of_the_target_changes_when_a_savepoint_is_hostile(

@@ -326,6 +326,20 @@ def test_form_that_there_is_not_is_refused(tmp_path, dry_run):
     assert not (tmp_path / "savepoint").exists()
 
 
+def test_savepoint_is_restored_and_not_branched(tmp_path):
+    """Catches a query of rocksdb that goes on with all state on the heap: a canonical savepoint's
+    rows are files of the filesystem backend."""
+    query = make_query(tmp_path / "query", backend="rocksdb")
+    savepoint = Checkpoint(query.path).savepoint(tmp_path / "savepoint").made
+
+    with pytest.raises(InvalidArgumentError, match=r"savepoint, not the checkpoint.*restore it"):
+        Checkpoint(savepoint.uri).branch(tmp_path / "branch")
+
+    assert not (tmp_path / "branch").exists()
+    restored = savepoint.restore(tmp_path / "restored").made
+    assert restored.branch(tmp_path / "branch").made.info.backend == "rocksdb"
+
+
 def test_branch_shares_files_and_harms_nobody(tmp_path):
     """Catches a branch that copies state, or that changes with the original."""
     query = make_query(tmp_path / "query", checkpoint_format=2)

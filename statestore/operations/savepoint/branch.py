@@ -27,6 +27,7 @@ def decide_branch(
 
     Arguments and errors as `Checkpoint.branch`.
     """
+    checkpoint.check_of_query()
     if checkpoint.backend in IN_DRIVER_MEMORY:
         raise InvalidArgumentError(
             "a checkpoint of the heap backend has no files to share",
