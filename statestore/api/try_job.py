@@ -26,7 +26,7 @@ from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.committed_version import find_version
 from statestore.operations.new_directory import check_beside
 from statestore.operations.trial.alone import alone_with
-from statestore.operations.trial.branching import check_triable, first_version_of
+from statestore.operations.trial.branching import check_triable, first_version_of, input_of
 from statestore.operations.trial.record import (
     AGAINST,
     CHECKPOINT,
@@ -279,7 +279,11 @@ class _Attempt:
             return False
         needed = range(found.version, old.newest_version)
         own = first_version_of(old, len(needed)) if needed else found.version
-        return own <= found.version <= old.newest_version
+        if not own <= found.version <= old.newest_version:
+            return False
+        with open_checkpoint(self.trial._below(CHECKPOINT).place) as branch:
+            # After a repair the checkpoint may have planned other batches than the trial has run.
+            return input_of(branch, found.version) == input_of(old, found.version)
 
     @contextmanager
     def _alone(self, io: TreeFileIO, path: str, known: Record | None) -> Iterator[None]:

@@ -85,6 +85,20 @@ def is_killed(target, world, lives):
     return process.exitcode != 0
 
 
+def test_refused_while_an_edit_of_the_checkpoint_is_begun(made, tmp_path):
+    """Catches a promote that no drop takes back: its savepoint of the old has a planned batch."""
+    original, *_ = made
+    world = World(original, tmp_path / "world")
+    Checkpoint(world.root / "checkpoint").edit(delete="k = 1")
+    (world.root / "checkpoint" / "commits" / "3").unlink()
+
+    with pytest.raises(InvalidArgumentError) as caught:
+        world.trial.promote(world.root / "before")
+
+    assert caught.value.kind == "unfinished-batch"
+    assert not (world.root / "before").exists()
+
+
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.extended)])
 def test_promote_that_is_killed_is_old_or_new_and_goes_on_or_back(made, tmp_path, every):
     """Catches a death that loses the old, the new or the history, or after which nobody goes on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from contextlib import suppress
 from itertools import count
@@ -88,6 +89,24 @@ def _die_at(number):
             raise _DeathError
 
     return before
+
+
+@pytest.mark.parametrize("is_planned_anew", [False, True])
+def test_try_begins_anew_where_its_last_batch_was_planned_anew(made, tmp_path, is_planned_anew):
+    """Catches a trial that goes on for ever and is never promoted: a repair took its batch back."""
+    original, *_ = made
+    world = World(original, tmp_path / "world")
+    entry = world.root / "checkpoint" / "offsets" / "2"
+    if is_planned_anew:
+        version, fields, *rest = entry.read_text().split("\n")
+        fields = json.loads(fields) | {"batchTimestampMs": 7}
+        entry.write_text("\n".join([version, json.dumps(fields), *rest]))
+
+    record = _Attempt(
+        world.trial, Checkpoint(world.root / "checkpoint"), {}, {"job": "job.py"}
+    ).begin({}, 1)
+
+    assert record.state is (State.BRANCHED if is_planned_anew else State.COMPARED)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING
 from statestore.checkpoint.query_log import QueryLog, read_bytes, write_bytes
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
 from statestore.core.providers import IN_DRIVER_MEMORY
-from statestore.operations.batches import find_newest, read_own_batch, unmarked
+from statestore.operations.batches import (
+    find_newest,
+    raise_unfinished,
+    read_own_batch,
+    unmarked,
+)
 from statestore.operations.committed_version import require_own, spark_files_of
 from statestore.operations.source_logs import has_input
 
@@ -123,6 +128,12 @@ def hand(old: OpenCheckpoint, branch: OpenCheckpoint, batch: int) -> None:
     QueryLog(branch.io, branch.path, "offsets").replace(batch, entry.encode())
 
 
+def input_of(checkpoint: OpenCheckpoint, version: int) -> tuple[object, ...]:
+    """Return what tells the input up to a version from another; errors as `offsets_entry`."""
+    entry = checkpoint.offsets_entry(version - 1)
+    return entry.sources, entry.metadata.get("batchTimestampMs")
+
+
 def require_same_input(old: OpenCheckpoint, branch: OpenCheckpoint, compared: int) -> None:
     """Check that a branch has read what the newest version of its checkpoint has, and no more.
 
@@ -141,11 +152,11 @@ def require_same_input(old: OpenCheckpoint, branch: OpenCheckpoint, compared: in
         NotFoundError, CorruptionError, StorageError: The logs cannot be read.
     """
     find_newest(old)
-    mine = [
-        (each.newest_version, entry.sources, entry.metadata.get("batchTimestampMs"))
-        for each in (old, branch)
-        for entry in [each.offsets_entry(each.newest_version - 1)]
-    ]
+    if (
+        not old.is_between_batches
+    ):  # a savepoint of it would have the batch of an edit that was begun
+        raise_unfinished(old)
+    mine = [(each.newest_version, input_of(each, each.newest_version)) for each in (old, branch)]
     is_compared = old.newest_version == compared
     if mine[0] != mine[1] or not branch.is_between_batches or not is_compared:
         raise InvalidArgumentError(

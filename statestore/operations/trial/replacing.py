@@ -130,7 +130,7 @@ def replace_by_branch(
             check_replaceable(record, place, branch, savepoint)
             _keep(place, savepoint, record, progress=progress)
             old = stack.enter_context(open_checkpoint(place))
-            _ = old.newest_event  # another promote keeps the batches
+            old.decide_from_here()
             use = stack.enter_context(exclusive_use(old, PROMOTE))
             _require_unread(old, record)
             with open_checkpoint(branch) as now:  # somebody may have begun the trial anew

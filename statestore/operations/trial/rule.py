@@ -8,7 +8,6 @@ last word on what is left.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ import pyarrow as pa
 from statestore.codec.joined_trailers import add_counts
 from statestore.codec.python_values import to_pylist
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
+from statestore.core.text import as_json
 from statestore.io.local import temporary_directory
 from statestore.operations.database import open_database
 from statestore.operations.reading.diff import diff_batches
@@ -298,18 +298,12 @@ def _type(kind: pa.DataType) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it; bytes in hexadecimal, what JSON does not have as text.
-
-    Long texts and lists are cut: what is shown is kept in the record of the trial.
-    """
+    """Return `as_json` of a value, long texts and lists cut: the trial's record keeps it."""
     if isinstance(value, dict):
         return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value[:_MOST_ITEMS]] + ["…"] * (len(value) > _MOST_ITEMS)
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, bytes):
-        value = value[:_MOST_TEXT].hex()
+    value = as_json(value)
     if isinstance(value, int | float | None):
         return value
     text = str(value)
