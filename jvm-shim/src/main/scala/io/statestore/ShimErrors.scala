@@ -212,7 +212,7 @@ object ShimErrors {
   private val Uncategorized = s"${Load}UNCATEGORIZED"
   private val Damaged = "CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED"
   private val Changed = "STATE_STORE_INVALID_CONFIG_AFTER_RESTART"
-  private val Conf = "spark.sql.streaming.stateStore."
+  private val Conf = ShimOptions.Prefix
 
   /** Spark's condition by kind of error; docs/spark.md shows this table. */
   private val LoadConditions = Map(
@@ -245,17 +245,12 @@ object ShimErrors {
     "num-partitions-changed" -> "spark.sql.shuffle.partitions",
     "storage-changed" -> s"${Conf}checkpointStorage")
 
-  private val Providers = Map(
-    "filesystem" -> classOf[FileSystemStateStoreProvider].getName,
-    "heap" -> classOf[HeapStateStoreProvider].getName,
-    "rocksdb" -> classOf[RocksDBStateStoreProvider].getName)
-
   /** Parameters of the conditions above, from the fields of an error. */
   private def parameters(
       store: StateStoreId,
       error: EngineReportedException): Map[String, String] = {
     def field(names: String*): String = names.map(error.fields.path(_)).find(!_.isMissingNode)
-      .fold("unknown")(value => Providers.getOrElse(value.asText, value.asText))
+      .fold("unknown")(name => Backends.Providers.getOrElse(name.asText, name.asText))
     Map(
       "fileToRead" -> field("file", "directory", "store"),
       "fileName" -> field("file", "directory"),

@@ -55,7 +55,7 @@ final case class ShimOptions(
 }
 
 object ShimOptions {
-  private val Prefix = "spark.sql.streaming.stateStore."
+  val Prefix = "spark.sql.streaming.stateStore."
 
   /** Keys of Spark's own RocksDB provider, which it reads without declaring them, in any case. */
   private val RocksDBPrefix = Prefix + "rocksdb."

@@ -1,5 +1,7 @@
 package io.statestore.plan
 
+import io.statestore.Backends
+
 import org.apache.spark.sql.{SparkSessionExtensions, SparkSessionExtensionsProvider}
 import org.apache.spark.sql.catalyst.rules.Rule
 import org.apache.spark.sql.execution.{ColumnarRule, SparkPlan}
@@ -20,12 +22,10 @@ final class OperatorGate extends SparkSessionExtensionsProvider {
 }
 
 private object OperatorGate extends ColumnarRule {
-  private val OurPackage = "io.statestore."
-
   private object Open extends Rule[SparkPlan] {
     override def apply(plan: SparkPlan): SparkPlan = {
       val conf = SQLConf.get
-      val isOurs = conf.stateStoreProviderClass.startsWith(OurPackage)
+      val isOurs = Backends.isOurs(conf.stateStoreProviderClass)
       val opened =
         if (isOurs) plan.transformUp { case node => OpenNodes.open(node) }
         else plan

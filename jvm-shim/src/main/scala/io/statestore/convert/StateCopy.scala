@@ -8,6 +8,7 @@ import scala.util.control.NonFatal
 
 import com.fasterxml.jackson.databind.JsonNode
 import io.statestore.Json
+import io.statestore.ShimOptions.Prefix
 import io.statestore.provider.StoreContext
 import org.apache.hadoop.fs.Path
 import org.apache.spark.sql.classic.SparkSession
@@ -121,12 +122,12 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
     // With the values that are meant where an older Spark pinned nothing.
     OffsetSeqMetadata.setSessionConf(OffsetSeqMetadata(0L, 0L, pinned.toMap), conf)
     val own = Map(
-      StateCopy.Prefix + "providerClass" -> node.get("provider").asText,
-      StateCopy.Prefix + "checkpointFormatVersion" -> node.get("checkpoint_format").asText)
+      Prefix + "providerClass" -> node.get("provider").asText,
+      Prefix + "checkpointFormatVersion" -> node.get("checkpoint_format").asText)
     (StateCopy.settings ++ pinned ++ own)
       .foreach { case (key, value) => conf.setConfString(key, value) }
     // The source's own placement says where its state is. The target's provider is Spark's own.
-    conf.unsetConf(StateCopy.Prefix + "checkpointStorage")
+    conf.unsetConf(Prefix + "checkpointStorage")
     val checkpoint = new Path(node.get("checkpoint").asText)
     val root = checkpoint.getFileSystem(hadoopConf).makeQualified(new Path(checkpoint, "state"))
     new CopySide(root.toString, StateStoreConf(conf), sharedHadoopConf)
@@ -138,8 +139,6 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
 }
 
 private object StateCopy {
-  val Prefix = "spark.sql.streaming.stateStore."
-
   /** No coordinator waits for reports, which Spark 4.0 has no settings for. */
   private val Reports = Seq("commitValidation.enabled", "coordinatorReportSnapshotUploadLag")
     .map(Prefix + _).filter(StateStoreInternals.sqlConfKeys).map(_ -> "false")

@@ -10,7 +10,8 @@ import scala.util.Try
 import scala.util.control.NonFatal
 
 import com.fasterxml.jackson.databind.node.ObjectNode
-import io.statestore.{Background, EngineReportedException, EngineUnavailableException, ShimOptions}
+import io.statestore.{
+  Background, Backends, EngineReportedException, EngineUnavailableException, ShimOptions}
 import io.statestore.engine.QueryRuns
 import org.apache.spark.SparkEnv
 import org.apache.spark.internal.Logging
@@ -120,10 +121,10 @@ private[statestore] object Leases extends Logging {
   /** Begins to hold the leases of new runs, on the driver, and lets go of those that ended. */
   private def check(): Unit =
     try {
-      StateStoreInternals.statefulQueries(_.startsWith(ProviderPackage))
+      StateStoreInternals.statefulQueries(Backends.isOurs)
         .filterNot(query => held.containsKey((query.stateDirectory, query.run)))
         .foreach { query =>
-          // An option that is out of range fails the query's first task, by name.
+          // A class that is not there, or an option out of range, fails the first task by name.
           Try(contextOf(query)).foreach(leaseOf)
         }
       val asked = held.asScala.toSeq // others may begin meanwhile
@@ -145,8 +146,7 @@ private[statestore] object Leases extends Logging {
   private def contextOf(query: StatefulQuery): StoreContext = {
     val storeConf = query.newStoreConf()
     new StoreContext(
-      query.providerClass
-        .stripPrefix(ProviderPackage).stripSuffix("StateStoreProvider").toLowerCase,
+      Backends.Providers.map(_.swap).apply(query.providerClass),
       StateStoreId(query.stateDirectory, 0L, 0),
       defaultFamily = null, // of no store
       useColumnFamilies = false,
@@ -155,8 +155,6 @@ private[statestore] object Leases extends Logging {
       query.newHadoopConf(),
       ShimOptions.parse(storeConf.sqlConfs))
   }
-
-  private val ProviderPackage = "io.statestore."
 
   /** An operation is changing the checkpoint, or it names the state of another checkpoint. */
   private val Refusals = Set("InUseError", "IncompatibleError")

@@ -6,7 +6,7 @@ import java.nio.charset.StandardCharsets.UTF_8
 import scala.jdk.CollectionConverters._
 
 import com.fasterxml.jackson.databind.JsonNode
-import io.statestore.Json
+import io.statestore.{Backends, Json}
 import org.apache.hadoop.fs.Path
 
 import org.apache.spark.sql.classic.SparkSession
@@ -39,7 +39,7 @@ private[provider] final class QueryLogs(session: SparkSession, val root: String)
   /** Whether it has state, over a provider of this package. */
   def hasOurState: Boolean =
     fs.exists(new Path(directory, StreamingCheckpointConstants.DIR_NAME_STATE)) &&
-      provider.exists(_.startsWith("io.statestore."))
+      provider.exists(Backends.isOurs)
 
   /** Whether an operation made a batch, or Spark's repartition: no sink was given it then. */
   def isOfOperation(batch: Long): Boolean =

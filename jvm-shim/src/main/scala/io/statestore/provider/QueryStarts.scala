@@ -3,7 +3,7 @@ package io.statestore.provider
 import java.lang.{Boolean => JBoolean}
 import java.util.{Collections, WeakHashMap}
 
-import io.statestore.{Commands, PartitionsAskedException, Resources, ShimOptions}
+import io.statestore.{Backends, Commands, PartitionsAskedException, Resources, ShimOptions}
 
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.{SparkSession, SparkSessionExtensions, SparkSessionExtensionsProvider}
@@ -22,8 +22,6 @@ import org.apache.spark.sql.internal.SQLConf
  * `META-INF/services`.
  */
 final class QueryStarts extends SparkSessionExtensionsProvider {
-  private[this] val RocksDB = "io.statestore.RocksDBStateStoreProvider"
-
   override def apply(extensions: SparkSessionExtensions): Unit =
     extensions.injectCheckRule { session =>
       {
@@ -34,18 +32,18 @@ final class QueryStarts extends SparkSessionExtensionsProvider {
             case _ => None
           }
           val provider = pinned.getOrElse(QueryProviders.of(SQLConf.get))
-          if (QueryProviders.isOurs(provider)) {
+          if (Backends.isOurs(provider)) {
             Resources.checkSpark()
             val options = new StateStoreConf(SQLConf.get).sqlConfs
             val parsed = ShimOptions.parse(options)
             OffHeap.check(parsed)
             QueryStarts.requirePartitions(session, write, parsed.partitions)
-            if (provider == RocksDB) ShimOptions.warnOfIgnored(options)
+            if (provider == Backends.Providers("rocksdb")) ShimOptions.warnOfIgnored(options)
             FileSinks.check(session, write)
           } else {
             // A misspelled key of the provider leaves the query to Spark's own.
             SQLConf.get.getAllConfs.foreach {
-              case (key, value) => if (QueryProviders.isOurs(value)) ShimOptions.checkKnown(key)
+              case (key, value) => if (Backends.isOurs(value)) ShimOptions.checkKnown(key)
             }
           }
           QueryProviders.watch(session)

@@ -2,6 +2,7 @@ package org.apache.spark.sql.execution.streaming.state
 
 import scala.util.control.NonFatal
 
+import io.statestore.Backends
 import org.apache.hadoop.fs.Path
 
 import org.apache.spark.internal.Logging
@@ -35,7 +36,7 @@ private[state] object FirstOffsets extends Logging {
       val session = batches.sparkSessionForStream
       val conf = session.sessionState.conf
       val format = conf.getConf(Format)
-      val isAsked = format > 2 && QueryProviders.isOurs(conf.stateStoreProviderClass)
+      val isAsked = format > 2 && Backends.isOurs(conf.stateStoreProviderClass)
       if (isAsked && batches.analyzedPlan.exists(isJoin)) {
         try if (isNew(batches, session)) add(batches, session)
         catch {

@@ -2,8 +2,7 @@ package org.apache.spark.sql.execution.streaming.state
 
 import java.util.UUID
 
-import io.statestore.{
-  FileSystemStateStoreProvider, HeapStateStoreProvider, RocksDBStateStoreProvider => OurRocksDB}
+import io.statestore.{Backends, ShimOptions}
 
 import org.apache.spark.sql
 import org.apache.spark.sql.classic.SparkSession
@@ -25,19 +24,12 @@ import org.apache.spark.sql.streaming.StreamingQueryListener._
  */
 object QueryProviders {
   val Key = "spark.statestore.providerClass"
-  private val Partitions = "spark.sql.streaming.stateStore.partitions"
-  private val Providers = Seq(
-    classOf[FileSystemStateStoreProvider],
-    classOf[HeapStateStoreProvider],
-    classOf[OurRocksDB]).map(_.getName)
+  private val Partitions = ShimOptions.Prefix + "partitions"
 
   /** The provider that the queries of a session have, unless their checkpoint pins another. */
   def of(conf: SQLConf): String =
     if (conf.contains(SQLConf.STATE_STORE_PROVIDER_CLASS.key)) conf.stateStoreProviderClass
     else conf.getConfString(Key, conf.stateStoreProviderClass)
-
-  /** Whether a class is a provider of this package. */
-  def isOurs(providerClass: String): Boolean = providerClass.startsWith("io.statestore.")
 
   /**
    * From now on, looks after the queries that a session starts, where its provider is one of this
@@ -48,14 +40,15 @@ object QueryProviders {
   def watch(session: sql.SparkSession): Unit = session match {
     case classic: SparkSession =>
       val conf = classic.sessionState.conf
-      val named = conf.getConfString(Key, Providers.head)
-      if (!Providers.contains(named)) {
+      val providers = Backends.Providers.values.toSeq
+      val named = conf.getConfString(Key, providers.head)
+      if (!providers.contains(named)) {
         throw new IllegalArgumentException(
           s"[invalid-option] no such provider: key=$Key, value=$named. To fix: use one of " +
-            Providers.mkString(", "))
+            providers.mkString(", "))
       }
       val streams = classic.streams
-      if (isOurs(of(conf)) && !streams.listListeners().exists(_.isInstanceOf[Starts])) {
+      if (Backends.isOurs(of(conf)) && !streams.listListeners().exists(_.isInstanceOf[Starts])) {
         val active = classic.sharedState.activeStreamingQueries
         streams.addListener(new Starts(active.get(_)))
       }
@@ -75,7 +68,7 @@ object QueryProviders {
         val conf = SparkVersion.sessionOf(query).sessionState.conf
         if (conf.contains(Key)) conf.setConf(SQLConf.STATE_STORE_PROVIDER_CLASS, of(conf))
         val asked = conf.getConfString(Partitions, "0").trim.toInt
-        if (asked > 0 && isOurs(of(conf))) conf.setConf(SQLConf.SHUFFLE_PARTITIONS, asked)
+        if (asked > 0 && Backends.isOurs(of(conf))) conf.setConf(SQLConf.SHUFFLE_PARTITIONS, asked)
         SparkVersion.keepJoinFormat(query)
       }
 
