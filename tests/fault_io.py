@@ -28,11 +28,13 @@ class Fault:
         index: Number of the call, from 0, among those that count.
         happens: True when the call takes effect and only its reply is lost.
         calls: Names of the calls that count; empty for all.
+        error: What is raised; a StorageError when None.
     """
 
     index: int
     happens: bool = False
     calls: tuple[str, ...] = ()
+    error: Exception | None = None
 
 
 class FaultFileIO:
@@ -152,7 +154,7 @@ class FaultFileIO:
         if fault.happens:
             with suppress(StateStoreError):
                 action()
-        raise StorageError(
+        raise fault.error or StorageError(
             "injected fault",
             call=call,
             file=path,

@@ -36,6 +36,11 @@ lease was not dropped in time, or another operation is under way."""
 _BY_HAND = "leave `scale` out; `statestore rescale` changes the number while the query is stopped"
 
 
+def _checkpoint_of(query: StreamingQuery) -> Checkpoint:
+    directory = checkpoint_of(query, "run(…, scale=…)", _BY_HAND)
+    return Checkpoint(directory, spark=session_of(query))
+
+
 class Between:
     """Two numbers of state partitions, between which a query is scaled: `run(…, scale=Between(…))`.
 
@@ -75,13 +80,16 @@ class Between:
         least, most = self._numbers[0], self._numbers[-1]
         return f"Between({least}, {most}, cool_down={self._cool_down_ms / 1000:g})"
 
-    def begin(self, clock: Clock) -> Scaling:
+    def begin(
+        self, clock: Clock, of: Callable[[StreamingQuery], Checkpoint] = _checkpoint_of
+    ) -> Scaling:
         """Return the scaling of one query, over all of its runs.
 
         Args:
             clock: Measures the cool-down.
+            of: Returns the checkpoint of a query; another one is a seam for tests.
         """
-        return Scaling(self._numbers, self._cool_down_ms, clock)
+        return Scaling(self._numbers, self._cool_down_ms, clock, of)
 
 
 class Scaling:
@@ -92,10 +100,17 @@ class Scaling:
         is_off: Whether the query is not scaled any more.
     """
 
-    def __init__(self, numbers: range, cool_down_ms: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        numbers: range,
+        cool_down_ms: int,
+        clock: Clock,
+        of: Callable[[StreamingQuery], Checkpoint],
+    ) -> None:
         self._wanted = numbers
         self._cool_down_ms = cool_down_ms
         self.clock = clock
+        self._checkpoint_of = of
         self.is_off = False
         self._said: set[str] = set()
         self._scaler: Scaler | None = None
@@ -109,14 +124,14 @@ class Scaling:
                 long a batch may take. Its session sets the option `partitions`. Or it is one of
                 Spark Connect (kind spark-connect).
         """
-        directory = checkpoint_of(query, "run(…, scale=…)", _BY_HAND)
+        checkpoint = self._checkpoint_of(query)
         trigger = query._jsq.streamingQuery().trigger()
         name = trigger.getClass().getSimpleName()
         interval_ms = int(trigger.intervalMs()) if name == "ProcessingTimeTrigger" else 0
         if interval_ms <= 0:
             raise InvalidArgumentError(
                 "nothing tells how long a batch of the query may take",
-                checkpoint=directory,
+                checkpoint=checkpoint.uri,
                 trigger=str(trigger.toString()),
                 to_fix='start it with trigger(processingTime="10 seconds"), or what your rows may '
                 "wait, or leave `scale` out",
@@ -129,7 +144,6 @@ class Scaling:
                 value=asked,
                 to_fix="leave out the key, or `scale`",
             )
-        checkpoint = Checkpoint(directory, spark=session_of(query))
         if self._scaler is not None:
             self._scaler.started(self.clock.elapsed_ms())
         return _Run(self, query, checkpoint, interval_ms).wait

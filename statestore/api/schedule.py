@@ -33,6 +33,11 @@ _BEFORE_THE_FIRST_BATCH = ("checkpoint-not-found", "version-not-found")
 """Kinds of errors of a query that has committed nothing yet."""
 
 
+def _checkpoint_of(query: StreamingQuery) -> Checkpoint:
+    directory = checkpoint_of(query, "run(…, savepoints=…)", BY_HAND)
+    return Checkpoint(directory, spark=session_of(query))
+
+
 class Every:
     """Savepoints at intervals, of which the newest stay: `run(start_query, savepoints=Every(…))`.
 
@@ -113,7 +118,9 @@ class Every:
         return 0 if newest_ms is None else max(0, newest_ms + self.interval_ms - now_ms)
 
     @contextmanager
-    def beside(self) -> Iterator[Callable[[StreamingQuery], None]]:
+    def beside(
+        self, of: Callable[[StreamingQuery], Checkpoint] = _checkpoint_of
+    ) -> Iterator[Callable[[StreamingQuery], None]]:
         """Take savepoints of a query within a block, over all of its starts.
 
         Yields a function that is called with the query after each start. The first call begins a
@@ -124,6 +131,9 @@ class Every:
         At the end of the block none is begun any more, and one that is under way is waited for. An
         exception that leaves the block does not wait: that savepoint is given up with the state
         files that are being written, and is deleted as one that was killed.
+
+        Args:
+            of: Returns the checkpoint of a query; another one is a seam for tests.
         """
         started: list[Checkpoint] = []  # one: of the newest start, whose session may be another
         ended, is_given_up = threading.Event(), threading.Event()
@@ -135,8 +145,7 @@ class Every:
         )
 
         def follow(query: StreamingQuery) -> None:
-            directory = checkpoint_of(query, "run(…, savepoints=…)", BY_HAND)
-            checkpoint = Checkpoint(directory, spark=session_of(query))
+            checkpoint = of(query)
             checkpoint._reach.with_new(self._destination)  # refused here, as by the constructor
             started[:] = [checkpoint]
             if thread.ident is None:

@@ -9,11 +9,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
-from datetime import timedelta
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from py4j.clientserver import JavaClient, JavaParameters, PythonParameters
@@ -21,7 +21,6 @@ from py4j.java_gateway import GatewayProperty
 from py4j.protocol import get_return_value
 from pyspark import SparkContext
 
-from statestore.api import scaling, schedule
 from statestore.api.checkpoint import Checkpoint, Savepoint
 from statestore.api.scaling import Between
 from statestore.api.schedule import Every
@@ -36,10 +35,13 @@ from statestore.core.errors import (
 )
 from statestore.core.restart_strategies import ExponentialDelay, FixedDelay, NoRestart
 from statestore.core.restarts import MAX_FAILURES_KEPT
+from statestore.io.local import LocalFileIO
 from statestore.spark.batch_end import stop_after_batch
 from statestore.spark.failures import find_obstacle, reason_of
 from statestore.spark.supervision import run
 from tests.checkpoints import make_query
+from tests.fault_io import Fault, FaultFileIO
+from tests.seams import at
 
 SINK_TEXT = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: \
 [FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred in the user provided function in foreach \
@@ -521,51 +523,72 @@ def test_query_that_was_told_to_end_is_not_started_again_when_its_last_batch_fai
     assert str(raised.value.__cause__) == "the sink is away"
 
 
-class StoppedForAChange(ToldToEnd):
-    """A query whose last batch before a change fails."""
+class ScaledQuery(RunningQuery):
+    """A query whose number of state partitions its scaling changes after its first batch.
 
-    runId = "another run"  # noqa: N815
+    Args:
+        error: What its last batch fails with; None where that ends well.
+    """
+
+    status = {"isTriggerActive": False}  # noqa: RUF012
+    lastProgress = {  # noqa: N815, RUF012
+        "batchId": 2,
+        "batchDuration": 10,
+        "durationMs": {"addBatch": 10},
+        "numInputRows": 1,
+        "inputRowsPerSecond": 1.0,
+        "processedRowsPerSecond": 1.0,
+        "sources": [],
+    }
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.runId = str(uuid4())
+        self._error = error
+        trigger = SimpleNamespace(
+            getClass=lambda: SimpleNamespace(getSimpleName=lambda: "ProcessingTimeTrigger"),
+            intervalMs=lambda: 100,
+        )
+        conf = SimpleNamespace(get=lambda _, default: default)
+        self._jsq = SimpleNamespace(
+            streamingQuery=lambda: SimpleNamespace(trigger=lambda: trigger),
+            sparkSession=lambda: SimpleNamespace(conf=lambda: conf),
+        )
 
     def awaitTermination(self, *_: float) -> bool:
-        if self.isActive:
-            return False
-        raise OSError("the sink is away")
+        if self.is_stopped and self._error is not None:
+            raise self._error
+        return self.is_stopped
 
 
-class ChangedInVain(ToldToEnd):
-    """A query that ends well, and whose change fails."""
-
-    runId = "a third run"  # noqa: N815
-    lastProgress = None  # noqa: N815
-
-    def awaitTermination(self, *_: float) -> bool:
-        return not self.isActive
-
-
-@pytest.mark.parametrize("query", [StoppedForAChange, ChangedInVain])
+@pytest.mark.parametrize(
+    ("of_batch", "of_change", "num_failures"),
+    [
+        (OSError("the sink is away"), None, 1),
+        (None, MemoryError(), 1),
+        (None, StorageError("the storage is away", to_fix="wait"), 0),
+    ],
+)
 def test_query_is_started_again_when_a_change_fails(
-    query: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, of_batch: Exception | None, of_change: Exception | None, num_failures: int
 ) -> None:
     """Catches a query that ends for good by its last batch before a change, or by the change."""
-    clock = ManualClock()
-    queries = iter([query(), EndedQuery(clock, 1000, None)])
-    checkpoint: Any = SimpleNamespace(_reach=SimpleNamespace(checkpoint=nullcontext))
-
-    def change(*_: Any, dry_run: bool = False, **__: Any) -> None:
-        if not dry_run:
-            raise MemoryError
-
-    monkeypatch.setattr(scaling, "rescale", change)
-    monkeypatch.setattr(scaling, "finish_rescale", lambda _: None)
-    monkeypatch.setattr(scaling._Run, "_decide", lambda _: SimpleNamespace(num_partitions=8))
-    monkeypatch.setattr(
-        scaling.Scaling, "watch", lambda of, query: scaling._Run(of, query, checkpoint, 100).wait
+    made, io = make_query(tmp_path, num_partitions=2), FaultFileIO(LocalFileIO())
+    if of_change is not None:
+        io.arm(Fault(0, calls=("publish",), error=of_change))
+    ended = ScaledQuery()
+    ended.stop()
+    queries = iter([ScaledQuery(of_batch), ended])
+    scale: Any = SimpleNamespace(
+        begin=lambda clock: Between(4, 8).begin(clock, lambda _: at(made.path, io=io))
     )
 
-    past = run(lambda: next(queries), FixedDelay(3, 1), scale=Between(4, 8), clock=clock)
+    past = run(lambda: next(queries), FixedDelay(3, 1), scale=scale, clock=ManualClock())
 
-    assert [failure.obstacle for failure in past.failures] == [None]
     assert past.attempts == 2
+    assert [failure.obstacle for failure in past.failures] == [None] * num_failures
+    assert io.has_failed == (of_change is not None)
+    assert Checkpoint(made.path).info.num_partitions == 2
 
 
 class NoSavepoints:
@@ -641,60 +664,69 @@ def test_query_is_stopped_when_what_looks_at_it_fails():
 class SlowSavepoints:
     """A schedule of a real checkpoint, whose first savepoint is under way until it may go on."""
 
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.is_under_way, self.may_go_on = threading.Event(), threading.Event()
-        self.schedule = Every(3600, root / "kept")
-        self._checkpoint, self._kept = make_query(root / "query").path, root / "kept"
-        retain = Checkpoint.retain_savepoint
+    def __init__(self, root: Path) -> None:
+        self._query, self._kept = make_query(root / "query").path, root / "kept"
+        self._io = FaultFileIO(LocalFileIO())
+        self._io.held_calls = ("publish",)
+        self._io.gate.clear()
+        self.may_go_on = self._io.gate
 
-        def retain_slowly(of: Any, *given: Any, progress: Any = None, **named: Any) -> Any:
-            def hold(done: int, total: int) -> None:
-                self.is_under_way.set()
-                self.may_go_on.wait(10)
-                if progress is not None:
-                    progress(done, total)
+    def beside(self) -> AbstractContextManager[Callable[[Any], None]]:
+        """Take savepoints onto a storage that stands still."""
+        every = Every(3600, at(self._kept, kind=Savepoint, io=self._io))
+        return every.beside(lambda _: Checkpoint(self._query))
 
-            return retain(of, *given, progress=hold, **named)
-
-        monkeypatch.setattr(Checkpoint, "retain_savepoint", retain_slowly)
-        monkeypatch.setattr(schedule, "checkpoint_of", lambda *_: self._checkpoint)
-        monkeypatch.setattr(schedule, "session_of", lambda _: None)
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the first savepoint was begun."""
+        return self._io.num_held > 0
 
     def fail(self, *_: float) -> None:
         """Fail as a query does, in the middle of a savepoint."""
-        assert self.is_under_way.wait(10)
+        wait_until(lambda: self.is_under_way)
         raise OSError("a reset")
 
     def whole(self) -> int:
         """Return how many savepoints there are."""
-        return len(Checkpoint(self._checkpoint).savepoints(self._kept))
+        return len(Checkpoint(self._query).savepoints(self._kept))
 
 
-def test_failed_query_is_started_again_while_a_savepoint_is_under_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[SlowSavepoints]:
+    slow = SlowSavepoints(tmp_path)
+    yield slow
+    slow.may_go_on.set()
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    """Wait until a thread has done something."""
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.01)
+    pytest.fail("it has not come to that")
+
+
+def test_failed_query_is_started_again_while_a_savepoint_is_under_way(slow: SlowSavepoints) -> None:
     """Catches a query that is down for as long as its savepoint takes, and a lost savepoint."""
-    slow, clock = SlowSavepoints(tmp_path, monkeypatch), ManualClock()
-    whole_at_start = []
+    clock = ManualClock()
+    whole_at_start: list[int | None] = []
 
     def start_query() -> Any:
-        whole_at_start.append(slow.whole() if slow.is_under_way.is_set() else None)
+        whole_at_start.append(slow.whole() if slow.is_under_way else None)
         if len(whole_at_start) == 1:
             return SimpleNamespace(awaitTermination=slow.fail, isActive=False)
         threading.Timer(0.3, slow.may_go_on.set).start()
         return EndedQuery(clock, 1000, None)
 
-    run(start_query, FixedDelay(1, 1), savepoints=slow.schedule, clock=clock)
+    run(start_query, FixedDelay(1, 1), savepoints=slow, clock=clock)
 
     assert whole_at_start == [None, 0]
     assert slow.whole() == 1
 
 
-def test_savepoint_under_way_is_given_up_with_the_supervision(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_savepoint_under_way_is_given_up_with_the_supervision(slow: SlowSavepoints) -> None:
     """Catches a Ctrl-C that waits for a savepoint, and a program that does so at its end."""
-    slow = SlowSavepoints(tmp_path, monkeypatch)
     queries = iter([SimpleNamespace(awaitTermination=slow.fail, isActive=False)])
 
     def start_query() -> Any:
@@ -703,7 +735,7 @@ def test_savepoint_under_way_is_given_up_with_the_supervision(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(start_query, FixedDelay(1, 1), savepoints=slow.schedule, clock=ManualClock())
+        run(start_query, FixedDelay(1, 1), savepoints=slow, clock=ManualClock())
     was_whole = slow.whole()
     slow.may_go_on.set()
     for thread in threading.enumerate():
@@ -713,39 +745,31 @@ def test_savepoint_under_way_is_given_up_with_the_supervision(
     assert (was_whole, slow.whole()) == (0, 0)
 
 
-def test_destination_that_contradicts_the_query_is_refused_at_the_start(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_destination_that_contradicts_the_query_is_refused_at_the_start() -> None:
     """Catches savepoints that are never taken, of which the log alone tells."""
     conf = type("Conf", (), {"getAll": {}})()
-    session = type("Session", (), {"_jsparkSession": 1, "conf": conf})()
-    monkeypatch.setattr(schedule, "checkpoint_of", lambda *_: "hdfs:/here")
-    monkeypatch.setattr(schedule, "session_of", lambda _: session)
+    session: Any = type("Session", (), {"_jsparkSession": 1, "conf": conf})()
+    here = Checkpoint("hdfs:/here", spark=session)
     there = Savepoint("hdfs:/there", storage_options={"spark.hadoop.x": "y"})
 
     with (
-        Every(60, there).beside() as follow,
+        Every(60, there).beside(lambda _: here) as follow,
         pytest.raises(InvalidArgumentError, match=r"spark\.hadoop\.x"),
     ):
         follow(None)  # type: ignore[arg-type]
 
 
-def test_savepoints_go_on_after_an_error_that_nobody_expects(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_savepoints_go_on_after_an_error_that_nobody_expects(tmp_path: Path) -> None:
     """Catches a thread that ends by it: the query would go on for weeks without savepoints."""
-    every, ended, tried = Every(timedelta(hours=6), "/savepoints"), threading.Event(), []
+    checkpoint, kept = Checkpoint(make_query(tmp_path / "query").path), tmp_path / "kept"
+    io = FaultFileIO(LocalFileIO())
+    io.arm(Fault(0, calls=("publish",), error=OSError("no space left")))
 
-    def take(_: object) -> None:
-        tried.append(1)
-        if len(tried) == 3:
-            ended.set()
-        raise OSError("no space left")
+    every = Every(1, at(kept, kind=Savepoint, io=io))
+    with every.beside(lambda _: checkpoint) as follow:
+        follow(None)  # type: ignore[arg-type]
+        wait_until(lambda: io.has_failed)
+        was_whole = len(checkpoint.savepoints(kept))
+        wait_until(lambda: checkpoint.savepoints(kept))
 
-    monkeypatch.setattr(Every, "retry_ms", 1)
-    monkeypatch.setattr(Every, "due_in_ms", lambda *_: 0)
-    monkeypatch.setattr(Every, "take", lambda _, checkpoint, progress: take(checkpoint))
-    every._take_until([None], ended, threading.Event())  # type: ignore[list-item]
-
-    assert len(tried) == 3
-    assert "no savepoint was taken, and the query goes on: no space left" in caplog.text
+    assert was_whole == 0
