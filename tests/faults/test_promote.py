@@ -29,7 +29,6 @@ from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.in_use import exclusive_use
 from statestore.operations.metadata_file import mark_unfinished
-from statestore.operations.trial import replacing
 from statestore.operations.trial.record import (
     HISTORY,
     Compared,
@@ -42,7 +41,7 @@ from tests.fault_io import Fault, FaultFileIO
 from tests.faults.promoting import FAULTS, World
 from tests.faults.steps import Killer, Stepped, Still, processes
 from tests.made_trials import tried_with_rows
-from tests.seams import place_of
+from tests.seams import Meanwhile, place_of
 
 
 @pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.extended)])
@@ -382,46 +381,37 @@ def _end(world, trial, *, is_drop):
         try_job(world.root / "checkpoint", world.root / "job.py", trial=trial.uri)
 
 
-def test_trial_that_is_promoted_is_not_dropped_or_begun_anew_meanwhile(made, tmp_path, monkeypatch):
+def test_trial_that_is_promoted_is_not_dropped_or_begun_anew_meanwhile(made, tmp_path):
     """Catches a branch that goes, or is made anew, between its check and the checkpoint's end."""
     original, old, new = made
     (original / "job.py").write_text("")
-    take = replacing.take_savepoint
     for is_drop in (True, False):
         world = World(original, tmp_path / "world")
-        trial = Trial(world.root / "trial")
         refused = []
 
-        def taken(*args, is_drop=is_drop, world=world, trial=trial, refused=refused, **named):
-            if not named.get("dry_run"):
-                with pytest.raises(InUseError) as error:
-                    _end(world, trial, is_drop=is_drop)
-                refused.append(error.value.fields["operation"])
-            return take(*args, **named)
+        def end(world=world, is_drop=is_drop, refused=refused):
+            with pytest.raises(InUseError) as error:
+                _end(world, Trial(world.root / "trial"), is_drop=is_drop)
+            refused.append(error.value.fields["operation"])
 
-        monkeypatch.setattr(replacing, "take_savepoint", taken)
-        world.trial.promote(world.root / "before")
+        world.trial.promote(world.root / "before", progress=Meanwhile(end))
 
         assert refused == ["promote"]
         assert world.stands == new
         assert read_checkpoint(str(world.root / "before")) == old
 
 
-def test_branch_that_changed_since_it_was_looked_at_is_not_promoted(made, tmp_path, monkeypatch):
+def test_branch_that_changed_since_it_was_looked_at_is_not_promoted(made, tmp_path):
     """Catches state of another version that takes the checkpoint's place."""
     original, old, _ = made
     world = World(original, tmp_path / "world")
-    take = replacing.take_savepoint
 
-    def taken(*args, **named):
-        if not named.get("dry_run"):  # by a process that did not see the lease
-            world.end_process()
-            Checkpoint(world.root / "trial" / "checkpoint").edit(delete="k = 7")
-        return take(*args, **named)
+    def edit():  # by a process that did not see the lease
+        world.end_process()
+        Checkpoint(world.root / "trial" / "checkpoint").edit(delete="k = 7")
 
-    monkeypatch.setattr(replacing, "take_savepoint", taken)
     with pytest.raises(InvalidArgumentError, match="gone on since"):
-        world.trial.promote(world.root / "before")
+        world.trial.promote(world.root / "before", progress=Meanwhile(edit))
 
     assert world.stands == old
     assert world.trial.result.state == "compared"
