@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from io import BytesIO
 from pathlib import Path
@@ -15,21 +14,21 @@ import pyarrow as pa
 import pytest
 
 from statestore import Checkpoint, Edited, write_savepoint
-from statestore.backends.forms import work_in
 from statestore.codec import sorting
 from statestore.codec.column_family import ColumnFamily
-from statestore.codec.evolution import decode_value_rows
-from statestore.codec.key_bytes import decode_keys, split_values
 from statestore.codec.references import StoreName
 from statestore.codec.rows import MAX_BLOCK_BYTES, MAX_BLOCK_ROWS, PUT, SCHEMA
-from statestore.core.clock import SystemClock
 from statestore.core.errors import InvalidArgumentError
-from statestore.core.options import StateStoreOptions
-from statestore.operations.savepoint.from_spark import _own_rows
+from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.committed_version import find_version
+from statestore.operations.copying import same_shape
+from statestore.operations.metadata_file import new_query_id, query_metadata
+from statestore.operations.savepoint.from_spark import FromSpark
 from statestore.operations.store_state import StoreState
 from statestore.testing.stores import schema_of
 from tests.checkpoints import write_checkpoint
 from tests.made_joins import SIDES, MadeJoin, column
+from tests.seams import place_of
 
 Key = tuple[str, int]
 Lists = dict[Key, list[tuple[int, str]]]
@@ -206,16 +205,17 @@ def test_lists_that_spark_wrote_as_avro_are_whole(tmp_path: Path, lengths: tuple
         lambda column_family, key_group=None: iter([stored]),
     )  # fmt: skip
 
-    made = list(_own_rows(state, work_in(str(tmp_path), StateStoreOptions(), SystemClock())))
+    place = place_of(tmp_path / "new")
+    metadata = query_metadata(new_query_id(place.ids))
 
-    own = replace(family, avro=False)
-    found = {
-        key["n"]: decode_value_rows(values, own).field("n").to_pylist()
-        for batch in made
-        for row in range(batch.num_rows)
-        for (key,) in [decode_keys(batch.column(3).slice(row, 1), own).to_pylist()]
-        for values, _ in [split_values(batch.column(4).slice(row, 1))]
-    }
-    assert sum(batch.num_rows for batch in made) == len(lengths)
+    with open_checkpoint(
+        place_of(write_checkpoint(tmp_path / "query", [{}], num_partitions=1))
+    ) as like:
+        passing = FromSpark((state,), num_partitions=1, max_parallelism=8)
+        same_shape("restore", find_version(like), place, passing, lambda _: (metadata, None)).run()
+
+    found: dict[int, list[int]] = {}
+    for row in Checkpoint(place.uri).rows("seen").read(flatten=True).to_pylist():
+        found.setdefault(row["key.n"], []).append(row["value.n"])
     assert {key: len(of) for key, of in found.items()} == dict(enumerate(lengths))
     assert all(of == [*range(len(of))] for of in found.values())

@@ -8,15 +8,23 @@ from random import Random
 from typing import Annotated, Any, NamedTuple
 
 import pytest
+from pyspark import SparkContext
 from pyspark.sql.types import StructType
 
 from statestore.core.errors import InvalidArgumentError
 from statestore.keyed.columns import columns_of
-from statestore.keyed.ddl import _without_spark
+from statestore.keyed.ddl import parse_ddl
 from tests.keyed.kinds import MISFITS, fits, key_kind_of, kind_of, show, value_of
 
 pytestmark = [pytest.mark.ours, pytest.mark.usefixtures("spark")]
 NUM_TYPES = 300
+
+
+def without_spark(ddl: str) -> StructType:
+    """Return what DDL is read as where no session is there."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(SparkContext, "_active_spark_context", None)
+        return parse_ddl(ddl)
 
 
 class Point(NamedTuple):
@@ -55,7 +63,7 @@ def test_ddl_is_read_as_spark_reads_it_where_no_spark_is(seed: int) -> None:
     for number in range(100):
         kind = key_kind_of(rng) if number % 4 == 0 else kind_of(rng)
         ddl = columns_of(getattr(kind, "text", kind)).ddl
-        assert _without_spark(ddl) == StructType.fromDDL(ddl), ddl
+        assert without_spark(ddl) == StructType.fromDDL(ddl), ddl
 
 
 @pytest.mark.parametrize(
@@ -70,7 +78,7 @@ def test_ddl_is_read_as_spark_reads_it_where_no_spark_is(seed: int) -> None:
 )
 def test_ddl_that_people_write_is_read_as_spark_reads_it(ddl: str) -> None:
     """Catches a spelling of Spark's that only Spark reads."""
-    assert _plain(_without_spark(ddl)) == _plain(StructType.fromDDL(ddl))
+    assert _plain(without_spark(ddl)) == _plain(StructType.fromDDL(ddl))
 
 
 def _plain(schema: Any) -> list[Any]:
@@ -81,7 +89,7 @@ def _plain(schema: Any) -> list[Any]:
 def test_ddl_that_is_not_read_is_refused_by_name(ddl: str) -> None:
     """Catches an error of the parser's own."""
     with pytest.raises(InvalidArgumentError) as refused:
-        _without_spark(ddl)
+        without_spark(ddl)
 
     assert "type" in refused.value.fields
 
