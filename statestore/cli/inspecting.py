@@ -29,7 +29,7 @@ from statestore.cli.output import (
     to_option,
     version_option,
 )
-from statestore.cli.rows_file import write_rows
+from statestore.cli.rows_to_file import write_rows
 from statestore.codec.joined_trailers import add_counts
 from statestore.core.text import escape_controls, format_bytes, format_count
 

@@ -38,6 +38,7 @@ from statestore.core.text import (
     to_json,
 )
 from statestore.io.hadoop_process import HADOOP_PREFIXES
+from statestore.operations.file_forms import form_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -192,13 +193,29 @@ def limit_of(what: str, default: int = 20) -> Callable[[Command], Command]:
     )
 
 
+def require_form(path: str | None) -> str | None:
+    """Return a path whose name says the form of a file of rows; None for none.
+
+    Raises:
+        click.UsageError: It does not.
+    """
+    if path is not None:
+        try:
+            form_of(Path(path))
+        except InvalidArgumentError as error:
+            raise click.UsageError(str(error)) from error
+    return path
+
+
 limit_option = limit_of("rows; 0 for all, which memory has to hold")
 to_option = click.option(
     "--to",
     metavar="FILE",
     type=click.Path(dir_okay=False, writable=True),
-    help="Write all rows to a file instead, which appears when it is whole: CSV, JSON with a row a "
-    "line, or Arrow, where its name ends with .csv, .json, .jsonl or .arrow; else Parquet.",
+    callback=lambda *given: require_form(given[2]),
+    help="Write all rows to a file instead, which appears when it is whole: Parquet, Arrow, CSV, "
+    "or JSON with a row a line, where its name ends with .parquet, .arrow, .csv, .json or .jsonl; "
+    "Parquet without a suffix.",
 )
 rows_option = click.option(
     "--rows",

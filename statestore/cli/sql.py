@@ -27,7 +27,7 @@ from statestore.cli.output import (
     storage_option,
     to_option,
 )
-from statestore.cli.rows_file import write_rows
+from statestore.cli.rows_to_file import write_rows
 from statestore.core.errors import StateStoreError
 from statestore.core.text import escape_controls
 

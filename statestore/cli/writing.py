@@ -17,6 +17,7 @@ from statestore.cli.output import (
     print_json,
     print_result,
     progress_bar,
+    require_form,
     rows_option,
     storage_option,
     version_option,
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from statestore.api.checkpoint import Checkpoint
-
-_FORMS = (".parquet", ".csv", ".json", ".jsonl")
 
 
 def _all_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -199,10 +198,10 @@ def edit(
 ) -> None:
     """Delete rows of a stopped query's state, and put rows in.
 
-    FILE is .parquet, .csv, or .json or .jsonl (a row a line). It has the structs key and value, or
-    their fields as columns named key.NAME and value.NAME; keys to delete have no value. Values are
-    read by the types of the state: 007 stays 007 where the state has text. What does not fit is
-    refused.
+    FILE is .parquet (or has no suffix), .arrow, .csv, or .json or .jsonl (a row a line). It has the
+    structs key and value, or their fields as columns named key.NAME and value.NAME; keys to delete
+    have no value. Values are read by the types of the state: 007 stays 007 where the state has
+    text. What does not fit is refused.
 
     The plan says how many rows go, and of which keys. Exit status 1 where no row is there to
     delete by --delete or --where and none is put, or where all would go and --all is not given.
@@ -343,9 +342,8 @@ def _rows_file(given: str | None) -> Path | None:
     """Return the path of a file of rows, None for none; its rows are read by the state's types."""
     if given is None:
         return None
+    require_form(given)
     path = Path(given)
-    if path.suffix.lower() not in _FORMS:
-        raise click.UsageError(f"a file of rows ends with {', '.join(_FORMS)}: {path}")
     if not path.is_file():
         raise click.UsageError(f"there is no such file of rows: {path}")
     return path

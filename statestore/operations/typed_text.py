@@ -92,13 +92,13 @@ def parsed(text: str) -> Any:
             object_pairs_hook=_object,
         )
     except (json.JSONDecodeError, RecursionError) as error:
-        raise MisfitError(f"no JSON: {error}") from error
+        raise MisfitError(f"it is not JSON: {error}") from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise MisfitError("a name is there twice in an object")
+        raise MisfitError("an object has a name twice")
     return made
 
 
@@ -116,13 +116,16 @@ def value_of(given: Any, kind: SparkType) -> Any:
         return None
     found = _OF_KIND.get(kind.kind)
     if found is None:
-        raise MisfitError("no text is such a value: give one from Python")
+        raise MisfitError(
+            "text cannot express a value of this type: give it from Python, rows also as a file of "
+            "Arrow"
+        )
     return found(given, kind)
 
 
 def _text(given: Any, _: SparkType) -> str:
     if type(given) is not str:
-        raise MisfitError("it is no text: quote it as it was typed")
+        raise MisfitError("it is not a string: put it in double quotes")
     return given
 
 
@@ -134,7 +137,7 @@ def _boolean(given: Any, _: SparkType) -> bool:
 
 def _whole(given: Any, kind: SparkType) -> int:
     if not isinstance(given, _Number) or not _WHOLE.fullmatch(given):
-        raise MisfitError("it is no whole number")
+        raise MisfitError("it is not a whole number")
     limit = 1 << (_BITS[kind.kind] - 1)
     number = int(given)
     if not -limit <= number < limit:
@@ -146,7 +149,7 @@ def _floating(given: Any, kind: SparkType) -> float:
     if given in ("NaN", "Infinity", "-Infinity"):
         return float(given)
     if not isinstance(given, _Number) or not _DECIMAL.fullmatch(given):
-        raise MisfitError("it is no number")
+        raise MisfitError("it is not a number")
     number = float(given)
     if kind.kind == "float":
         narrow = pa.array([number]).cast(pa.float32())[0].as_py()
@@ -158,7 +161,7 @@ def _floating(given: Any, kind: SparkType) -> float:
 
 def _decimal(given: Any, kind: SparkType) -> Decimal:
     if not isinstance(given, str) or not _DECIMAL.fullmatch(given):
-        raise MisfitError("it is no number")
+        raise MisfitError("it is not a number")
     with localcontext() as context:
         context.prec = 100
         context.Emax, context.Emin = 99_999, -99_999
@@ -168,7 +171,7 @@ def _decimal(given: Any, kind: SparkType) -> Decimal:
         except InvalidOperation:
             raise MisfitError(f"it has more than {kind.precision} digits") from None
         if made != number:
-            raise MisfitError(f"it has more than {kind.scale} digits behind the point")
+            raise MisfitError(f"it has more than {kind.scale} digits after the decimal point")
         if len(made.as_tuple().digits) > kind.precision:
             raise MisfitError(f"it has more than {kind.precision} digits")
         return made
@@ -207,7 +210,7 @@ def _instant(text: str) -> datetime | int:
     match: Any = _INSTANT.fullmatch(text)
     zone = match["zone"].replace(":", "").replace("Z", "+00").ljust(5, "0")
     if int(zone[1:3]) > _MOST_HOURS or int(zone[3:5]) > _MOST_MINUTES:
-        raise ValueError("there is no such zone")
+        raise ValueError("there is no such time zone")
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
@@ -237,14 +240,14 @@ def _duration(text: str) -> timedelta:
 
 def _struct(given: Any, kind: SparkType) -> dict[str, Any]:
     if not isinstance(given, dict):
-        raise MisfitError("it is no object")
+        raise MisfitError("it is not an object")
     struct: Any = kind.arrow
     fields = dict(zip(struct.names, kind.types, strict=True))
     # A value of nothing, as deduplication has it, need not be given.
     needed = {name for name, part in fields.items() if part.kind != "void"}
     if needed - given.keys() or given.keys() - fields.keys():
         raise MisfitError(
-            f"it has the fields {', '.join(given) or 'none'}, and not {', '.join(fields) or 'none'}"
+            f"its fields are {', '.join(given) or 'none'}; expected: {', '.join(fields) or 'none'}"
         )
     return {name: _part(given.get(name), part, f".{name}") for name, part in fields.items()}
 
@@ -259,7 +262,7 @@ def _part(given: Any, kind: SparkType, name: str) -> Any:
 
 def _array(given: Any, kind: SparkType) -> list[Any]:
     if not isinstance(given, list):
-        raise MisfitError("it is no list")
+        raise MisfitError("it is not a list")
     return [_part(one, kind.types[0], f"[{number}]") for number, one in enumerate(given)]
 
 
@@ -267,9 +270,11 @@ def _map(given: Any, kind: SparkType) -> list[tuple[Any, Any]]:
     if isinstance(given, dict) and kind.types[0].kind == "string":
         given = [[name, value] for name, value in given.items()]
     if not isinstance(given, list):
-        raise MisfitError("it is no list of pairs, and no object with keys of text")
+        raise MisfitError(
+            "it is not a list of [key, value] pairs; an object is taken where keys are text"
+        )
     if not all(isinstance(pair, list) and len(pair) == len(kind.types) for pair in given):
-        raise MisfitError("it is no list of pairs")
+        raise MisfitError("it is not a list of [key, value] pairs")
     return [
         (_part(pair[0], kind.types[0], "[].key"), _part(pair[1], kind.types[1], "[].value"))
         for pair in given

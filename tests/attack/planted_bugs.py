@@ -23,7 +23,7 @@ from statestore.operations.reading.names import paths_of
 from statestore.operations.reading.read import read_batches
 from statestore.operations.trial import replacing
 from statestore.operations.upkeep import retained_savepoints
-from statestore.operations.writing import row_files
+from statestore.operations.writing import rows_from_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -110,13 +110,13 @@ def _fields(batch: pa.RecordBatch) -> list[tuple[str, str]]:
 
 def _plant_guesses_types() -> None:
     """A file of text that is read by what its values look like."""
-    read = row_files._of_cell
+    read = rows_from_file._of_cell
 
     def guess(text: str | None, kind: Any) -> Any:
         looks_like_a_number = text is not None and text.isdecimal()
         return read(str(int(text or "")) if looks_like_a_number else text, kind)
 
-    _replace(row_files, "_of_cell", guess)
+    _replace(rows_from_file, "_of_cell", guess)
 
 
 def _plant_empty_certificate() -> None:

@@ -116,6 +116,7 @@ def test_a_parquet_file_that_cannot_be_written_is_an_error_with_a_name(checkpoin
     )
     refused = _run("read", untyped, "--to", tmp_path / "x.parquet", status=1)
     assert "Parquet has no type" in refused
+    _run("read", untyped, "--to", tmp_path / "x.arrow")
     assert not (tmp_path / "x.parquet").exists()
     _run("read", checkpoint, "--rows", "default", "--to", link)
     assert link.is_symlink()

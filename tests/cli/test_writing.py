@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from statestore.cli.commands import cli
 from statestore.testing.checkpoints import MadeCheckpoint
 from statestore.testing.stores import OPERATORS
 from tests.made_joins import small_join
+from tests.operations.given import array, map_of, struct
+from tests.operations.typed import LEAVES, make_typed
 
 
 @pytest.fixture
@@ -25,6 +28,30 @@ def checkpoint(tmp_path: Path) -> str:
     made = MadeCheckpoint(str(tmp_path / "query"), tmp_path / "scratch", operators=OPERATORS[:2])
     made.run_batch({number: number for number in range(10)})
     return made.path
+
+
+INTERVAL = "interval year to month"
+KEY = {
+    "k": "long",
+    "id": "binary",
+    "price": "decimal(10,2)",
+    "w": struct(start="timestamp", name="string"),
+}
+NESTED = {
+    "s": struct(a="string", b=array("decimal(38,18)")),
+    "m": map_of("string", "timestamp"),
+    "l": array("binary"),
+}
+
+
+def _run(*words: object, status: int = 0) -> str:
+    done = CliRunner().invoke(cli, [str(word) for word in words])
+    assert done.exit_code == status, done.output
+    return done.output
+
+
+def _rows(path: str) -> list[str]:
+    return sorted(map(repr, Checkpoint(path).rows().read().to_pylist()))
 
 
 @contextmanager
@@ -118,8 +145,62 @@ def test_a_file_of_rows_may_have_a_name_in_capitals(checkpoint: str, tmp_path: P
     file = tmp_path / "ROWS.CSV"
     for words in (["read", "--flatten", "--to"], ["edit", "--upsert"]):
         command, *options = words
-        done = CliRunner().invoke(cli, [command, checkpoint, "--rows", "0", *options, str(file)])
-        assert done.exit_code == 0, done.output
+        _run(command, checkpoint, "--rows", "0", *options, file)
+
+
+@pytest.mark.parametrize("suffix", ["", ".parquet", ".arrow", ".csv", ".json", ".jsonl"])
+def test_a_file_that_read_writes_has_the_rows_that_edit_puts(tmp_path: Path, suffix: str) -> None:
+    """Catches a form of file that `edit` does not take, or that makes another value of a type."""
+    leaves = [kind for kind in LEAVES if kind != INTERVAL or suffix == ".arrow"]
+    value = {**{f"c{number}": kind for number, kind in enumerate(leaves)}, **NESTED}
+    path = make_typed(tmp_path / "query", Random(7), KEY, value).path
+    before = _rows(path)
+    rows, keys = tmp_path / f"rows{suffix}", tmp_path / f"keys{suffix}"
+    _run("read", path, "--to", rows)
+    _run("read", path, "--column", "key", "--to", keys)
+
+    _run("edit", path, "--delete", keys, "--all", "--yes")
+    assert _rows(path) == []
+    _run("edit", path, "--upsert", rows, "--yes")
+
+    assert _rows(path) == before
+
+
+def test_intervals_are_in_files_of_arrow_alone(tmp_path: Path) -> None:
+    """Catches values that a form of file has not, and that nobody is told of."""
+    made = make_typed(tmp_path / "query", Random(7), {"k": "long"}, {"i": INTERVAL})
+
+    said = _run("read", made.path, "--to", tmp_path / "rows.parquet", status=1)
+    assert "Parquet has no type" in said
+    assert ".arrow" in said
+    for name in ("rows.csv", "rows.json"):
+        _run("read", made.path, "--to", tmp_path / name)
+        said = _run("edit", made.path, "--upsert", tmp_path / name, status=1)
+        assert "a file of Arrow" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["read", "--to"],
+        ["sql", "SELECT 1", "--to"],
+        ["edit", "--delete"],
+        ["edit", "--upsert"],
+        ["transform", "savepoint", "--upsert"],
+        ["forget", "--keys"],
+    ],
+)
+def test_an_unknown_suffix_of_a_file_of_rows_is_refused_at_once(
+    tmp_path: Path, words: list[str]
+) -> None:
+    """Catches a file of another form than its name says, and state that is read before that."""
+    file = tmp_path / "rows.cvs"
+    command, *options = words
+
+    said = _run(command, tmp_path / "no-checkpoint", *options, file, status=2)
+
+    assert all(one in said for one in (str(file), ".parquet, .arrow, .csv, .json, .jsonl"))
+    assert not file.exists()
 
 
 def test_edit_and_forget_show_their_plans_and_do_it_with_yes(

@@ -565,7 +565,7 @@ def test_key_is_found_by_what_read_prints(tmp_path: Path, kind: Any) -> None:
         ("time(6)", 5, "10:00:00"),
         ("interval day to second", 5, "1 day, 2:03:04"),
         ("binary", "a", "hexadecimal"),
-        ("interval year to month", "x", "no text is such a value"),
+        ("interval year to month", "x", "text cannot express a value"),
     ],
 )
 def test_value_that_is_not_as_read_prints_it_is_refused(

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as csv
+import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given
@@ -86,8 +87,12 @@ def test_text_in_a_file_is_what_the_state_has(
     assert keys(tmp_path / "keys.json", kind) == [expected, None]
     assert keys(tmp_path / "flat.jsonl", kind) == [expected]
     arrow = parse_schema(schema_of({"k": kind})).types[0].arrow
-    pq.write_table(pa.table({"key.k": pa.array([expected, None], arrow)}), tmp_path / "k.parquet")
+    table = pa.table({"key.k": pa.array([expected, None], arrow)})
+    pq.write_table(table, tmp_path / "k.parquet")
     assert keys(tmp_path / "k.parquet", kind) == [expected, None]
+    with ipc.new_file(tmp_path / "k.arrow", table.schema) as file:
+        file.write_table(table)
+    assert keys(tmp_path / "k.arrow", kind) == [expected, None]
 
 
 @pytest.mark.parametrize(
@@ -134,19 +139,20 @@ def test_text_that_is_not_of_the_type_is_refused_by_name(
         ("k.csv", "", "Empty CSV file"),
         ("k.csv", 'key.k\na\n"b\nc\n', r"a quote is not closed.*k\.csv', line=3"),
         ("k.csv", 'key.k\n"a\nb"\n"c"d\n', r"text follows.*k\.csv', line=4"),
-        ("k.csv", "key.k,partition_id\n,1\n", "nothing may be a null or an empty text"),
+        ("k.csv", "key.k,partition_id\n,1\n", "an empty field may be a null or an empty text"),
         ("k.json", '{"key": {"k": 7}}', r"line=1, column='key\.k', value='7'"),
         ("k.json", '{"key.k": "a"}\n{"key.k": true}', "line=2"),
         ("k.json", '{"key.k": "a"}\n{"key": {"k": "a"}}', "line=2.*key.k"),
         ("k.json", '{"key.k": "a", "key.k": "b"}', "twice"),
         ("k.json", '{"key": {"k": "a"}, "key.k": "a"}', "given twice"),
-        ("k.json", '[{"key.k": "a"}]', "no object"),
-        ("k.json", '{"key.k": ', "no JSON"),
+        ("k.json", '[{"key.k": "a"}]', "not an object"),
+        ("k.json", '{"key.k": ', "not JSON"),
         ("k.json", '{"key": {}}', "k"),
-        ("k.json", '{"key": {"k": "a", "j": 1}}', "has the fields k, j"),
+        ("k.json", '{"key": {"k": "a", "j": 1}}', "its fields are k, j; expected: k"),
         ("k.json", '{"key": null}', "a key or a value is null"),
         ("k.parquet", "no parquet", "cannot be read"),
-        ("k.txt", "007", "form that is not known"),
+        ("k.arrow", "no arrow", "cannot be read"),
+        ("k.txt", "007", r"unknown suffix.*\.parquet, \.arrow, \.csv, \.json, \.jsonl"),
     ],
 )
 def test_file_that_is_not_one_of_keys_is_refused(
@@ -279,6 +285,17 @@ def test_nanoseconds_of_times_of_96_bits_are_not_lost(tmp_path: Path, *, is_nest
                 read_given(path, "default", family, has_values=False)
         else:
             assert read_given(path, "default", family, has_values=False).num_rows == len(column)
+
+
+def test_a_file_of_arrow_with_wrong_offsets_is_refused(tmp_path: Path) -> None:
+    """Catches text from beyond its column, which Arrow reads unchecked."""
+    offsets = pa.py_buffer(np.array([0, 900, 2], np.int32))
+    texts = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"ab")])
+    with ipc.new_file(tmp_path / "k.arrow", pa.schema({"key.k": pa.string()})) as file:
+        file.write_batch(pa.record_batch({"key.k": texts}))
+
+    with pytest.raises(InvalidArgumentError, match=r"cannot be read.*k\.arrow"):
+        keys(tmp_path / "k.arrow", "string")
 
 
 def test_csv_of_any_rows_is_read_back(tmp_path: Path) -> None:

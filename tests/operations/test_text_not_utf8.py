@@ -95,7 +95,7 @@ def test_rows_are_shown_compared_and_edited(tmp_path: Path, seed: int, backend: 
     )
     run("forget", path, "--where", "number = 9")
 
-    # A file of Arrow or Parquet has the bytes that are there, so it says which rows to edit.
+    # A file of Parquet has the bytes that are there, so it says which rows to edit.
     run("read", path, "--to", tmp_path / "rows.parquet")
     keys = parquet.read_table(tmp_path / "rows.parquet").select(["key"])
     keys = keys.filter(pa.array([key["number"] % 2 == 0 for key in to_pylist(keys["key"])]))

@@ -389,7 +389,7 @@ def test_schema_that_a_file_brings_is_taken_when_told_so(tmp_path: Path) -> None
     given = tmp_path / "rows.parquet"
     with pytest.raises(InvalidArgumentError, match=r"value\.more.*change_schema"):
         write_savepoint(tmp_path / "no", like=query, rows={0: given})
-    with pytest.raises(InvalidArgumentError, match=r"rows\.csv.*Parquet"):
+    with pytest.raises(InvalidArgumentError, match=r"rows\.csv.*Parquet or Arrow"):
         write_savepoint(
             tmp_path / "no", like=query, rows={0: tmp_path / "rows.csv"}, change_schema=True
         )

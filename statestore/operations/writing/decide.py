@@ -40,7 +40,7 @@ from statestore.operations.writing.given import by_address, read_given, rows_of
 from statestore.operations.writing.given_pass import Given
 from statestore.operations.writing.in_place import EditInPlace
 from statestore.operations.writing.join_format import with_join_format
-from statestore.operations.writing.row_files import RowsFile
+from statestore.operations.writing.rows_from_file import RowsFile
 from statestore.operations.writing.shape import find_shape, shapes_of
 from statestore.spark_files.schemas import replace_schemas
 
@@ -153,13 +153,13 @@ def _of_file(
     if not change_schema:
         zeros = shape.merges_zeros
         given = read_given(path, shape.name, family, has_values=True, merges_zeros=zeros)
-    elif (file := RowsFile(path)).has_types:
+    elif (file := RowsFile(path)).form.has_types:
         given = file.read(family)
     else:
         raise InvalidArgumentError(
             "a file of text is read by the types that the state has, and these are to change",
             file=str(path),
-            to_fix="give a file of Parquet, or Arrow data",
+            to_fix="give a file of Parquet or Arrow, or Arrow data",
         )
     if not given.num_rows:
         raise InvalidArgumentError(

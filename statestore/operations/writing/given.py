@@ -16,7 +16,7 @@ from statestore.io.local import is_disk_full
 from statestore.operations.database import check_words, open_database, parsed
 from statestore.operations.reading.sql_types import with_short_durations, with_short_intervals
 from statestore.operations.writing.columns import SIDES, FamilyColumns, decide_family
-from statestore.operations.writing.row_files import RowsFile
+from statestore.operations.writing.rows_from_file import RowsFile
 
 if TYPE_CHECKING:
     from statestore.codec.column_family import ColumnFamily

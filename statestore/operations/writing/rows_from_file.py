@@ -1,4 +1,4 @@
-"""Files of rows that people make: Parquet, CSV, and JSON with a row a line.
+"""Rows out of files that people give: Parquet, Arrow, CSV, and JSON with a row a line.
 
 CSV and JSON are read by the types that the state has, so that `007` of a column of text is `007`.
 Nothing is guessed. Values are as `statestore.operations.typed_text` reads them: in CSV a null is
@@ -21,6 +21,7 @@ from statestore.codec.key_bytes import key_type, value_type
 from statestore.codec.rows import to_numpy
 from statestore.codec.spark_types import VARIANT_PARTS
 from statestore.core.errors import InvalidArgumentError
+from statestore.operations.file_forms import FileForm, form_of
 from statestore.operations.typed_text import MisfitError, parsed, value_of, value_of_text
 
 if TYPE_CHECKING:
@@ -40,38 +41,29 @@ class RowsFile:
 
     So it is the same each time that it is read, whatever becomes of the file.
 
+    Attributes:
+        path: The file.
+        form: Its form.
+
     Args:
-        path: A file whose name ends with .parquet, .csv, .json or .jsonl; with the columns that
-            `FamilyColumns.encode` takes.
+        path: A file of the form that `form_of` tells, with the columns that `FamilyColumns.encode`
+            takes.
 
     Raises:
-        InvalidArgumentError: The file cannot be read, or is of another form.
+        InvalidArgumentError: The file cannot be read; or as `form_of`.
     """
 
     def __init__(self, path: Path) -> None:
-        form = FORMS.get(path.suffix.lower())
-        if form is None:
-            raise InvalidArgumentError(
-                "a file of rows is of a form that is not known",
-                file=str(path),
-                known=", ".join(FORMS),
-                to_fix="name it by what it is",
-            )
         self.path = path
-        self._form = form
+        self.form = form_of(path)
         with _named_errors(path):
             self._data = path.read_bytes()
-
-    @property
-    def has_types(self) -> bool:
-        """Whether it tells the types of its columns, and is not text."""
-        return self._form is _read_parquet
 
     def read(self, family: ColumnFamily) -> pa.Table:
         """Read rows of a column family, or keys alone.
 
         Args:
-            family: Whose types text is read by; Parquet has its own.
+            family: Whose types text is read by; Parquet and Arrow have their own.
 
         Raises:
             InvalidArgumentError: The file is not of its form; or a value is not of its column's
@@ -79,7 +71,7 @@ class RowsFile:
         """
         kinds = {"key": key_type(family), "value": value_type(family)}
         with _named_errors(self.path):
-            return self._form(self._data, self.path, kinds)
+            return _READERS[self.form](self._data, self.path, kinds)
 
 
 @contextmanager
@@ -186,6 +178,16 @@ def _times(column: pa.ChunkedArray[Any]) -> Iterator[pa.Array[Any]]:
             left.append(part.flatten())
 
 
+def _read_arrow(data: bytes, path: Path, kinds: dict[str, SparkType]) -> pa.Table:
+    del path, kinds
+    from pyarrow import ipc
+
+    with ipc.open_file(pa.BufferReader(data)) as file:
+        table = file.read_all()
+    table.validate(full=True)  # Arrow's own reader trusts a file
+    return table
+
+
 def _read_csv(data: bytes, path: Path, kinds: dict[str, SparkType]) -> pa.Table:
     import pyarrow.csv as csv
 
@@ -195,7 +197,7 @@ def _read_csv(data: bytes, path: Path, kinds: dict[str, SparkType]) -> pa.Table:
         names = file.schema.names
     if len(names) == 1 and empty_line is not None:
         raise InvalidArgumentError(
-            "an empty line in a file of one column may be a null or nothing",
+            "an empty line in a file of one column may be a null, or no row",
             file=str(path),
             line=empty_line,
             to_fix="take the line out; give nulls in JSON or Parquet",
@@ -256,8 +258,8 @@ def _of_cell(text: str | None, kind: SparkType) -> Any:
     if text is None:
         if kind.kind == "string":
             raise MisfitError(
-                'nothing may be a null or an empty text: write "" for the text, and give nulls in '
-                "JSON or Parquet"
+                'an empty field may be a null or an empty text: write "" for the text, and give '
+                "nulls in JSON or Parquet"
             )
         return None
     return value_of_text(text, kind)
@@ -269,7 +271,7 @@ def _read_json(data: bytes, path: Path, kinds: dict[str, SparkType]) -> pa.Table
         columns = columns or {name: [] for name in row}
         if row.keys() != columns.keys():
             raise InvalidArgumentError(
-                "rows of a file have not the same columns",
+                "rows of a file do not have the same columns",
                 file=str(path),
                 line=line,
                 expected=", ".join(columns),
@@ -300,7 +302,7 @@ def _lines(data: bytes, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 yield number, _row(line)
             except MisfitError as error:
                 raise InvalidArgumentError(
-                    "a line of a file is no row in JSON",
+                    "a line of a file is not a row in JSON",
                     file=str(path),
                     line=number,
                     reason=str(error),
@@ -311,7 +313,7 @@ def _lines(data: bytes, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _row(line: str) -> dict[str, Any]:
     row = parsed(line)
     if not isinstance(row, dict) or not row:
-        raise MisfitError("it is no object with columns")
+        raise MisfitError("it is not an object with columns")
     return row
 
 
@@ -349,15 +351,15 @@ def _refused(
         column=column + error.path,
         value=text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…",
         reason=str(error),
-        to_fix="give a value of the type that the state has; Parquet files bring their types with "
-        "them",
+        to_fix="give a value of the type that the state has; files of Parquet and Arrow bring "
+        "their types with them",
     )
 
 
-FORMS: dict[str, Callable[[bytes, Path, dict[str, SparkType]], pa.Table]] = {
-    ".parquet": _read_parquet,
-    ".csv": _read_csv,
-    ".json": _read_json,
-    ".jsonl": _read_json,
+_READERS: dict[FileForm, Callable[[bytes, Path, dict[str, SparkType]], pa.Table]] = {
+    FileForm.PARQUET: _read_parquet,
+    FileForm.ARROW: _read_arrow,
+    FileForm.CSV: _read_csv,
+    FileForm.JSON: _read_json,
 }
-"""Reads the bytes of a file, by how its name ends; the path is for errors."""
+"""Reads the bytes of a file; the path is for errors."""

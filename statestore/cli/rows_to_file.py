@@ -1,4 +1,4 @@
-"""Writing rows to a file that is whole or not there: Parquet, CSV, JSON lines or Arrow."""
+"""Rows into a file that is whole or not there: Parquet, Arrow, CSV, or JSON with a row a line."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, StorageError
 from statestore.core.text import to_cell, to_json
 from statestore.io.local import written_beside
+from statestore.operations.file_forms import FileForm, form_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
 def write_rows(batches: Iterator[pa.RecordBatch], path: str) -> int:
-    """Write rows to a local file, whose form is that of its name.
+    """Write rows to a local file, in the form that `form_of` tells by its name.
 
-    .csv is CSV, .json and .jsonl are JSON with a row a line, .arrow is a file of Arrow; every other
-    one is Parquet. CSV and JSON have values as `--output json` prints them; in CSV nested ones are
-    JSON, nothing is null, and an empty text is "".
+    CSV and JSON have values as `--output json` prints them; in CSV nested ones are JSON, nothing is
+    null, and an empty text is "".
 
     Args:
         batches: At least one record batch, all of one schema; read to their end.
@@ -34,14 +34,14 @@ def write_rows(batches: Iterator[pa.RecordBatch], path: str) -> int:
     was. It has the permissions of the one there. It is not synced to the disk.
 
     Raises:
-        InvalidArgumentError: The path is something else than a file.
-        IncompatibleError: Parquet has no type for a column.
+        InvalidArgumentError: The path is something else than a file; or as `form_of`.
+        IncompatibleError: The form has no type for a column.
         StorageError: The file cannot be written; also whatever the batches raise.
     """
     num_rows = 0
+    form = form_of(Path(path))
     first = next(batches)
-    opened = _FORMS.get(Path(path).suffix.lower(), _parquet)
-    with _written(path) as temporary, opened(temporary, first.schema) as write:
+    with _written(path, form) as temporary, _OPENERS[form](temporary, first.schema) as write:
         write(first)
         for batch in batches:
             write(batch)
@@ -144,11 +144,16 @@ def _text(value: Any) -> str | None:
     return str(to_cell(value)) if not isinstance(value, float) else to_json(value).strip('"')
 
 
-_FORMS = {".arrow": _arrow, ".csv": _csv, ".json": _json, ".jsonl": _json}
+_OPENERS = {
+    FileForm.PARQUET: _parquet,
+    FileForm.ARROW: _arrow,
+    FileForm.CSV: _csv,
+    FileForm.JSON: _json,
+}
 
 
 @contextmanager
-def _written(path: str) -> Iterator[str]:
+def _written(path: str, form: FileForm) -> Iterator[str]:
     """Yield a path to write to, as `written_beside`, for a block that writes rows."""
     from pyarrow import ArrowException
 
@@ -171,8 +176,9 @@ def _written(path: str) -> Iterator[str]:
         ) from error
     except ArrowException as error:
         raise IncompatibleError(
-            "Parquet has no type for a column of these rows",
+            f"{form.value} has no type for a column of these rows",
             file=path,
             reason=str(error),
-            to_fix="print them with --output json, or read them in Python: Checkpoint.rows",
+            to_fix="name a file that ends with .arrow; or print them with --output json, or read "
+            "them in Python: Checkpoint.rows",
         ) from error
