@@ -139,7 +139,7 @@ class Scaling:
         asked = query._jsq.sparkSession().conf().get(_PARTITIONS, "0")
         if asked != "0":
             raise InvalidArgumentError(
-                "the query asks for one number of state partitions, and is to be scaled",
+                "the query asks for a fixed number of state partitions, so it cannot be scaled",
                 key=_PARTITIONS,
                 value=asked,
                 to_fix="leave out the key, or `scale`",
@@ -160,7 +160,7 @@ class Scaling:
             now = found.num_partitions
         if not numbers:
             raise InvalidArgumentError(
-                "no number of state partitions between the two is one without reading every row",
+                "every number of state partitions within the bounds needs all rows to be read",
                 checkpoint=checkpoint.uri,
                 least=self._wanted[0],
                 most=self._wanted[-1],

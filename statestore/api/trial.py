@@ -269,9 +269,9 @@ class Trial(Shown):
         fields = {"trial": self.uri, "state": record.state.name.lower()}
         if record.state is not State.COMPARED:
             raise InvalidArgumentError(
-                "the trial is not at the point to be promoted",
+                "the trial cannot be promoted before its rows and state are compared",
                 **fields,
-                to_fix="try the code again: nothing was compared yet",
+                to_fix="try the code again, which compares them",
             )
         if not record.is_same and not accept:
             raise InvalidArgumentError(

@@ -303,7 +303,7 @@ class _Attempt:
         files = (info.name for info in io.list(path))
         if io.list_directories(path) or not all(map(is_temporary, files)):
             raise InvalidArgumentError(
-                "there is something else where the trial is to be",
+                "the directory of the trial has other files",
                 kind="checkpoint-exists",
                 directory=self.trial.uri,
                 to_fix="name another directory for it",

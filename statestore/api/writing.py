@@ -81,8 +81,8 @@ def _directory(
     """Return where a query is that rows are written for; a captured one is found by its means."""
     if not isinstance(like, Checkpoint | Savepoint | CapturedQuery):
         raise InvalidArgumentError(
-            "not a query to write rows of",
-            to_fix="give a Checkpoint, a Savepoint or a CapturedQuery, not its directory",
+            "`like` is not a Checkpoint, a Savepoint or a CapturedQuery",
+            to_fix="give one of them, such as Checkpoint(directory)",
             like=like,
         )
     if not isinstance(like, CapturedQuery):

@@ -355,7 +355,7 @@ def check_jar() -> str:
         oldest = _read_spark(jar)
     except (zipfile.BadZipFile, KeyError, OSError) as error:
         raise CorruptionError(
-            "the file is no jar of the shim", path=str(jar), error=str(error), to_fix=fix
+            "the file is not a jar of the shim", path=str(jar), error=str(error), to_fix=fix
         ) from error
     if version != __version__:
         raise IncompatibleError(

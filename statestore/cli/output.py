@@ -174,7 +174,7 @@ class DurationType(click.ParamType[timedelta]):
         found = re.fullmatch(r"([1-9]\d{0,5})([smhd])", value)
         if found is None:
             self.fail(
-                f"{value!r} is no duration: write a number from 1 to 999999 with s, m, h or d, "
+                f"{value!r} is not a duration: write a number from 1 to 999999 with s, m, h or d, "
                 "such as 90s or 7d",
                 param,
                 ctx,

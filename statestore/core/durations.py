@@ -40,7 +40,7 @@ def require_duration(name: str, duration: Duration, least_ms: int = 1000) -> int
     """
     if not lasts(duration, least_ms):
         given: dict[str, Any] = {name: duration}
-        problem = f"this is no duration of at least {'a second' if least_ms else '0'}"
+        problem = f"`{name}` is not a duration of at least {'a second' if least_ms else '0'}"
         to_fix = "give a timedelta, or seconds"
         raise InvalidArgumentError(problem, to_fix=to_fix, **given)
     return duration_ms(duration)

@@ -146,9 +146,10 @@ def require_several(name: str, given: object) -> None:
     """
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         fields: dict[str, Any] = {name: given}
+        found = "a string" if isinstance(given, str | bytes) else type(given).__name__
         raise InvalidArgumentError(
-            "several are meant, and this is no list",
-            to_fix="give a list, also of one: [value]",
+            f"`{name}` must be a list, not {found}",
+            to_fix="give a list, also of one value: [value]",
             **fields,
         )
 

@@ -40,11 +40,13 @@ class StateTtlConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.ttl, timedelta) or self.ttl < timedelta(milliseconds=1):
             raise InvalidArgumentError(
-                "this is no time to live", to_fix="give a timedelta of 1 ms or more", ttl=self.ttl
+                "the time to live is not a timedelta of at least 1 ms",
+                to_fix="give one, such as timedelta(hours=1)",
+                ttl=self.ttl,
             )
         if self.update_type not in ("OnCreateAndWrite", "OnReadAndWrite"):
             raise InvalidArgumentError(
-                "no such update type of a time to live",
+                "the update type of a time to live is unknown",
                 to_fix="use OnCreateAndWrite or OnReadAndWrite",
                 update_type=self.update_type,
             )
@@ -77,13 +79,13 @@ class StateDescriptor(ABC):
         is_text = isinstance(name, str) and bool(name) and name == name.strip()
         if not is_text or name.startswith("$") or name == "default":
             raise InvalidArgumentError(
-                "no name of a state variable: Spark has 'default' and all that begin with '$'",
-                to_fix="give another name, without spaces around it",
+                "the name of a state variable is not text, or one of Spark's: 'default', '$…'",
+                to_fix="give another name, such as 'count', without spaces around it",
                 name=self.name,
             )
         if not isinstance(self.ttl, StateTtlConfig | None):
             raise InvalidArgumentError(
-                "no time to live of a state variable",
+                "the ttl of a state variable is not a StateTtlConfig",
                 to_fix="give a StateTtlConfig(timedelta(…)), or None",
                 ttl=self.ttl,
             )

@@ -85,7 +85,7 @@ def process(
         )
     if time_mode not in _TIME_MODES:
         raise InvalidArgumentError(
-            "no such time mode",
+            "the time mode is unknown",
             to_fix=f"use one of {', '.join(_TIME_MODES)}",
             time_mode=time_mode,
         )
@@ -105,7 +105,7 @@ def keyed_processor(
     """Return the processor that `process` hands to Spark; arguments and errors as `process`."""
     if not isinstance(function, RichMapFunction | RichFlatMapFunction | KeyedProcessFunction):
         raise InvalidArgumentError(
-            "not a function of keyed state",
+            "the function is not an instance of a class of functions with keyed state",
             to_fix="give an instance of a class that inherits RichMapFunction, "
             "RichFlatMapFunction or KeyedProcessFunction",
             function=getattr(function, "__name__", type(function).__name__),

@@ -108,13 +108,13 @@ class RuntimeContext:
             if self._is_same(known, descriptor):
                 return state  # type: ignore[no-any-return]
             raise InvalidArgumentError(
-                "two states of one name",
+                "two different states have the same name",
                 to_fix="give each state of a function a name of its own",
                 name=name,
             )
         if descriptor.ttl is not None and self._time_mode != "ProcessingTime":
             raise InvalidArgumentError(
-                "a time to live is by processing time",
+                "a time to live needs the time mode ProcessingTime",
                 to_fix="give process() time_mode='ProcessingTime'",
                 state=name,
                 time_mode=self._time_mode,
@@ -180,7 +180,7 @@ def _refuse_calls(state: Any, name: str) -> None:
 
     def refuse(*_: Any, **__: Any) -> None:
         raise InvalidArgumentError(
-            "a handle of state is of no task",
+            "a state is used outside of a running task",
             to_fix="call it where rows are processed, and keep it in a field that `open` sets anew "
             "in every task",
             state=name,
@@ -268,7 +268,7 @@ class TimerService:
     def _require(self, time_mode: TimeMode) -> None:
         if self._time_mode != time_mode:
             raise InvalidArgumentError(
-                "a query has timers by one time only, that of its time mode",
+                "timers of this kind need another time mode of the query",
                 to_fix=f"give process() time_mode={time_mode!r}",
                 time_mode=self._time_mode,
             )
@@ -286,7 +286,7 @@ def whole_ms(timestamp: Any) -> int:
         whole = operator.index(timestamp)
     if whole is None or not -1 << 63 <= whole < 1 << 63:
         raise InvalidArgumentError(
-            "a timer is at a whole number of milliseconds, of 64 bits",
+            "the time of a timer is not a whole number of milliseconds that fits 64 bits",
             to_fix="give int(timestamp), milliseconds since 1970",
             timestamp=timestamp,
         )

@@ -109,7 +109,7 @@ class StatefulSource(DataSource):
             )
         if self.redistribution not in _REDISTRIBUTIONS:
             raise InvalidArgumentError(
-                "no such redistribution of elements",
+                "the redistribution of elements is unknown",
                 to_fix=f"use one of {', '.join(_REDISTRIBUTIONS)}",
                 redistribution=self.redistribution,
             )

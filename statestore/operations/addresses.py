@@ -136,7 +136,7 @@ def _parse(address: Any) -> tuple[int | None, str | None]:
             return int(head), name if slash else None
         return None, address
     raise InvalidArgumentError(
-        "this is no address of rows",
+        "the address of rows is neither a string nor a number",
         rows=repr(address),
         to_fix="give the name of a store or state variable, OPERATOR/NAME, or the number of an "
         "operator",

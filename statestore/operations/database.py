@@ -107,9 +107,9 @@ def parsed(connection: Any, sql: str) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise InvalidArgumentError(
-            "SQL is nested too deeply",
+            "SQL is nested more deeply than the parser allows",
             characters=len(sql),
-            to_fix="write less in one another: a list of values as IN (…), a sum of many as a list",
+            to_fix="use IN (…) in place of many ORs, and list_sum([…]) in place of a long sum",
         ) from error
 
 

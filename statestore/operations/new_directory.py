@@ -416,16 +416,16 @@ def _check_place(path: str, uri: str) -> None:
 def not_apart(uri: str, source: str) -> InvalidArgumentError:
     """Return the error for a new directory that is in another one, or around it."""
     return InvalidArgumentError(
-        "a directory that is to be new is not apart from another checkpoint or savepoint",
+        "the new directory is inside another checkpoint or savepoint, or contains one",
         directory=uri,
         other=source,
-        to_fix="name a directory that is not in the other one, nor around it",
+        to_fix="name a directory outside of the other one, which does not contain it either",
     )
 
 
 def _not_new(uri: str, file: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        "a directory that is to be new has files",
+        "the new directory has files already",
         kind="checkpoint-exists",
         directory=uri,
         file=file,

@@ -87,14 +87,14 @@ class KeyedHarness:
     ) -> None:
         if time_mode != "None" and time_mode not in TIMERS:
             raise InvalidArgumentError(
-                "no such time mode",
+                "the time mode is unknown",
                 to_fix=f"use one of {', '.join(('None', *TIMERS))}",
                 time_mode=time_mode,
             )
         if not isinstance(state, StateToBeginWith | None):
             raise InvalidArgumentError(
-                "not a state to begin with",
-                to_fix="give a Checkpoint, or a Savepoint, not its directory",
+                "`state` is neither a Checkpoint nor a Savepoint",
+                to_fix="give one of them, such as Checkpoint(directory)",
                 state=state,
             )
         self._key = (key,) if isinstance(key, str) else tuple(key)
@@ -202,7 +202,9 @@ class KeyedHarness:
         for given in rows:
             if not isinstance(given, Row | Mapping):
                 raise InvalidArgumentError(
-                    "not a row", to_fix="give a list of Spark's rows, or of dicts", row=given
+                    "a row of the input is neither a Row nor a dict",
+                    to_fix="give a list of Spark's rows, or of dicts",
+                    row=given,
                 )
             row = given if isinstance(given, Row) else Row(**given)
             if missing := [name for name in wanted if name not in row]:
@@ -228,7 +230,7 @@ class KeyedHarness:
         at = None if self._event_time is None else row[self._event_time]
         if not isinstance(at, datetime | None):
             raise InvalidArgumentError(
-                "the time of a row is no datetime",
+                "the time of a row is not a datetime",
                 to_fix="give one, or None",
                 column=self._event_time,
                 row=row,
@@ -267,7 +269,7 @@ def _not_back(name: str, given: int | None, before: int) -> int:
     fields: dict[str, Any] = {name: given, "before": before}
     if type(given) not in (int, type(None)):
         to_fix = "give milliseconds since 1970, a whole number"
-        raise InvalidArgumentError("this is no time", to_fix=to_fix, **fields)
+        raise InvalidArgumentError(f"`{name}` is not a time", to_fix=to_fix, **fields)
     if given is not None and given < before:
         raise InvalidArgumentError("time does not go back", to_fix="give a later time", **fields)
     return before if given is None else given

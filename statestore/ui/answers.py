@@ -165,7 +165,7 @@ def _key_of(text: str) -> list[Any]:
         found = json.loads(text, parse_float=Decimal)
     except (ValueError, RecursionError, ArithmeticError) as error:
         raise InvalidArgumentError(
-            "this is no JSON list of key columns",
+            "the key begins with [ and is not a JSON list of its columns",
             given=text[:100],
             to_fix='write ["a", 3], or the text of a key of one column',
         ) from error

@@ -127,7 +127,8 @@ class Plans:
                 made = self._kept.pop(confirmation, None)
             if made is None or made.checkpoint is not checkpoint:
                 raise InvalidArgumentError(
-                    "this was not planned, or was done before", to_fix="show the plan again"
+                    "there is no such plan: it was never shown, or is done",
+                    to_fix="show the plan again",
                 )
             if made.planned and str(made.run(True)) != made.planned:
                 raise InvalidArgumentError(
@@ -166,7 +167,7 @@ def _read(checkpoint: Checkpoint, fields: Mapping[str, Any]) -> _Plan:
             text = _text(fields, "num_partitions")
             if not (text.isascii() and text.isdigit() and len(text) < 10):
                 raise InvalidArgumentError(
-                    "this is no number of state partitions",
+                    "the number of state partitions is not a whole number below 1,000,000,000",
                     num_partitions=text,
                     to_fix="write a whole number, such as 8",
                 )
@@ -185,7 +186,7 @@ def _read(checkpoint: Checkpoint, fields: Mapping[str, Any]) -> _Plan:
 
 def _unknown(field: str, found: object, known: Sequence[str]) -> InvalidArgumentError:
     return InvalidArgumentError(
-        "a field of the form has a value that there is not",
+        "a field of the form has an unknown value",
         field=field,
         found=found,
         known=", ".join(known),

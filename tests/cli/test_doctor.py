@@ -296,7 +296,7 @@ def test_old_java_fails_with_its_version(stand_in: Any) -> None:
             f"this patch release of Spark lacks what the jar needs: spark={pyspark.__version__!r}, "
             f"oldest={TOO_NEW!r}",
         ),
-        ({"other": ""}, "the file is no jar of the shim"),
+        ({"other": ""}, "the file is not a jar of the shim"),
     ],
 )
 def test_wrong_jar_fails(tmp_path: Path, entries: dict[str, str], problem: str) -> None:

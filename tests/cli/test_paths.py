@@ -60,7 +60,7 @@ def test_paths_may_be_relative_or_below_home(
     assert read_rows(tmp_path / "here/fork") == query.expected()
     with Checkpoint("../query").open_store(0, 1) as store:
         assert store.version == 1
-    assert "not apart" in run("restore", "saved", "saved/in", exit_code=1)
+    assert "inside another checkpoint" in run("restore", "saved", "saved/in", exit_code=1)
     assert not Path("~").exists()
 
 

@@ -118,7 +118,7 @@ def test_place_in_another_checkpoint_is_refused(
 
     for target in (tmp_path / "other/new", tmp_path / "other/state/0/new", savepoint / "new"):
         for command in (("restore", savepoint), ("branch", query.path), ("savepoint", query.path)):
-            assert "not apart" in run(*command, target, exit_code=1)
+            assert "inside another checkpoint" in run(*command, target, exit_code=1)
         assert not target.exists()
 
 

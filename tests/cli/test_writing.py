@@ -249,7 +249,7 @@ def test_edit_and_forget_show_their_plans_and_do_it_with_yes(
     assert "[keys-not-found]" in again.output
     assert not (tmp_path / "2.json").exists()
     nothing = CliRunner().invoke(cli, [*verify[:-1], str(tmp_path / "none.json")])
-    assert (nothing.exit_code, "no certificate" in nothing.output) == (1, True)
+    assert (nothing.exit_code, "not a certificate" in nothing.output) == (1, True)
     (tmp_path / "keys.csv").write_text("key.k\n5\n")
     other = CliRunner().invoke(cli, verify)
     assert other.exit_code == 1
@@ -278,8 +278,8 @@ def test_edit_and_forget_show_their_plans_and_do_it_with_yes(
         (["edit"], "--delete FILE"),
         (["edit", "--expire", "value.max"], "go together"),
         (["edit", "--expire", "value.max", "--older-than", "7 days"], "999999 with s, m, h or d"),
-        (["edit", "--expire", "value.max", "--older-than", "9999999999d"], "no duration"),
-        (["edit", "--expire", "value.max", "--older-than", "0d"], "no duration"),
+        (["edit", "--expire", "value.max", "--older-than", "9999999999d"], "not a duration"),
+        (["edit", "--expire", "value.max", "--older-than", "0d"], "not a duration"),
         (["edit", "--where", "k = 1", "--delete", "keys.csv"], "either --delete FILE or"),
         (["edit", "--delete", "keys.txt"], ".parquet"),
         (["edit", "--delete", "none.csv"], "none.csv"),

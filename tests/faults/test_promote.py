@@ -326,7 +326,7 @@ def test_savepoint_of_the_old_may_not_go_with_the_trial(made, tmp_path):
 
     for place in ("trial", "trial/before", "trial/new", "trial/checkpoint/before", "."):
         for dry_run in (True, False):
-            with pytest.raises(InvalidArgumentError, match="not apart"):
+            with pytest.raises(InvalidArgumentError, match="inside another checkpoint"):
                 world.trial.promote(world.root / place, dry_run=dry_run)
 
     assert world.stands == old

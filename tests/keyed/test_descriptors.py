@@ -47,7 +47,7 @@ def test_refused_when_the_type_is_not_known() -> None:
 @pytest.mark.parametrize("name", ["", "$ttl_sum", "default", " sum", 7, None])
 def test_refused_when_the_name_is_one_of_spark(name: Any) -> None:
     """Catches a state that Spark takes for one of its own."""
-    with pytest.raises(InvalidArgumentError, match="no name of a state variable"):
+    with pytest.raises(InvalidArgumentError, match="name of a state variable"):
         keyed.ValueStateDescriptor(name, int)
 
 

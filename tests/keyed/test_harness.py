@@ -556,8 +556,8 @@ def test_rows_that_are_late_are_dropped(time_mode: Any) -> None:
             lambda: KeyedHarness(Visits(), "user", time_mode="Later"),
             "time_mode='Later'. To fix: use one of None, ",
         ),  # type: ignore[arg-type]
-        (lambda: KeyedHarness(Visits(), "user"), "by processing time"),
-        (lambda: KeyedHarness(object(), "user"), "not a function of keyed state"),  # type: ignore[arg-type]
+        (lambda: KeyedHarness(Visits(), "user"), "needs the time mode ProcessingTime"),
+        (lambda: KeyedHarness(object(), "user"), "not an instance of a class of functions"),  # type: ignore[arg-type]
         (lambda: KeyedHarness(dict, "user"), "function='dict'. To fix: give an instance"),  # type: ignore[arg-type]
         (
             lambda: KeyedHarness(lambda row: (row.n,), "user", output="n INT"),  # type: ignore[arg-type]
@@ -576,12 +576,12 @@ def test_rows_that_are_late_are_dropped(time_mode: Any) -> None:
         (lambda: harness_of_visits().batch(at_ms=-1), "does not go back"),
         (lambda: harness_of_visits().batch(at_ms=1.5), "at_ms=1.5, .* a whole number"),  # type: ignore[arg-type]
         (lambda: harness_of_visits().batch(at_ms="5"), "at_ms='5', .* a whole number"),  # type: ignore[arg-type]
-        (lambda: harness_of_visits().batch(Row(user=1)), "not a row: row=1"),
-        (lambda: harness_of_visits().batch([("a", 1)]), "not a row: row=.'a', 1"),  # type: ignore[list-item]
+        (lambda: harness_of_visits().batch(Row(user=1)), "neither a Row nor a dict: row=1"),
+        (lambda: harness_of_visits().batch([("a", 1)]), "neither a Row nor a dict: row=.'a', 1"),  # type: ignore[list-item]
         (lambda: harness_of_visits().batch([{"user": {"a": 1}}]), "groups by no map"),
         (
             lambda: harness_of_events().batch([Row(key=1, at="10:00")]),
-            "is no datetime: column='at'",
+            "is not a datetime: column='at'",
         ),
     ],
 )

@@ -146,7 +146,7 @@ def test_refused_when_two_states_have_one_name(other: Any) -> None:
     runtime = RuntimeContext(None, {}, "ProcessingTime")
     runtime.get_reducing_state(reducing())
 
-    with pytest.raises(InvalidArgumentError, match="two states of one name"):
+    with pytest.raises(InvalidArgumentError, match="two different states have the same name"):
         runtime.get_state(other)
 
 
@@ -155,7 +155,7 @@ def test_refused_when_a_time_to_live_has_no_processing_time(time_mode: Any) -> N
     """Catches a query that fails in its tasks for what its program says."""
     runtime = RuntimeContext(None, {}, time_mode)
 
-    with pytest.raises(InvalidArgumentError, match="by processing time") as refused:
+    with pytest.raises(InvalidArgumentError, match="needs the time mode ProcessingTime") as refused:
         runtime.get_reducing_state(reducing(ttl=HOUR))
 
     assert refused.value.fields == {"state": "sum", "time_mode": time_mode}

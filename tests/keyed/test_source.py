@@ -69,7 +69,7 @@ def test_refused_when_the_parallelism_is_out_of_range(parallelism: str) -> None:
 
 def test_refused_when_elements_go_nowhere() -> None:
     """Catches a redistribution that is guessed."""
-    with pytest.raises(StateStoreError, match="no such redistribution"):
+    with pytest.raises(StateStoreError, match="the redistribution of elements is unknown"):
         ToNobody({}).streamReader(StructType())
 
 

@@ -105,6 +105,6 @@ def test_what_is_no_address_is_refused() -> None:
     (operator,) = [OperatorInfo(0, "dedupe", (StoreInfo("default", 0, 1),))]
 
     for wrong in (True, 1.5, b"0", ["0"]):
-        with pytest.raises(InvalidArgumentError, match="no address of rows"):
+        with pytest.raises(InvalidArgumentError, match="neither a string nor a number"):
             find_place(wrong, [operator], lambda *_: [])  # type: ignore[arg-type]
     assert find_place(None, [operator], lambda *_: []) == RowsPlace(0, "default", "default")

@@ -284,10 +284,10 @@ def test_list_goes_with_all_its_elements(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "said"),
     [
-        ("value.count", r"this is none.*type='int64'.*value\.count < [0-9]{13}"),
-        ("count", r"this is none.*value\.count < [0-9]{13}"),
+        ("value.count", r"is not a timestamp or date.*type='int64'.*value\.count < [0-9]{13}"),
+        ("count", r"is not a timestamp or date.*value\.count < [0-9]{13}"),
         ("value.n", "no column of a name"),
-        ("count + 1", "this is none"),
+        ("count + 1", "is not a timestamp or date"),
         ("1", "no column occurs"),
     ],
 )
@@ -318,10 +318,10 @@ def test_a_date_expires_when_its_day_has(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("age", "said"),
     [
-        (7, "an age is a timedelta"),
-        (timedelta(days=999_999), "no time is so old"),
-        (timedelta(days=-7), "no duration of at least a second"),
-        (timedelta(0), "no duration of at least a second"),
+        (7, "neither a timedelta nor a datetime"),
+        (timedelta(days=999_999), "beyond the year 1"),
+        (timedelta(days=-7), "not a duration of at least a second"),
+        (timedelta(0), "not a duration of at least a second"),
     ],
 )
 def test_an_age_that_is_none_is_refused(sessions: str, age: Any, said: str) -> None:

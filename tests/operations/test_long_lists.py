@@ -128,7 +128,7 @@ def test_key_that_is_there_again_in_the_next_block_is_refused(tmp_path: Path, ba
     )
     # One fewer is cut between the two rows of a key.
     for num_fewer in (0, 1):
-        with pytest.raises(InvalidArgumentError, match="a key is there more than once") as refused:
+        with pytest.raises(InvalidArgumentError, match="several rows have the same key") as refused:
             write_savepoint(
                 tmp_path / "written",
                 like=Checkpoint(path),

@@ -291,7 +291,7 @@ def test_directory_that_is_not_apart_is_refused(tmp_path, where):
     Checkpoint(query.path).savepoint(tmp_path / "savepoint")
     before = files_below(tmp_path)
 
-    with pytest.raises(InvalidArgumentError, match="not apart"):
+    with pytest.raises(InvalidArgumentError, match="inside another checkpoint"):
         Checkpoint(query.path).retain_savepoint(tmp_path / where)
 
     assert files_below(tmp_path) == before

@@ -187,8 +187,8 @@ def test_tables_of_every_operator_are_those_of_their_addresses(tmp_path: Path) -
         ("SELECT rowid FROM a", "key.word"),
         ("SELECT * FROM a WHERE key.word = \"x\"", "key.word"),
         ("SELECT ?", "SQL cannot be run"),
-        ("SELECT " + "1 + " * 900 + "1", "nested too deeply"),
-        ("SELECT 'x' || '\0' FROM a", "a byte of 0"),
+        ("SELECT " + "1 + " * 900 + "1", "nested more deeply than"),
+        ("SELECT 'x' || '\0' FROM a", "a NUL character"),
         ("SELECT $1 FROM a", "SQL cannot be run"),
         ("SELECT error('mine') FROM a", "mine"),
         ("SELECT 'x'::INT FROM a", "Conversion"),
@@ -233,7 +233,7 @@ def test_an_alias_of_the_databases_own_is_refused(hostile: str, alias: str) -> N
 )
 def test_a_limit_of_memory_that_is_none_is_refused(hostile: str, limit: Any) -> None:
     """Catches an error that is the engine's own."""
-    with pytest.raises(InvalidArgumentError, match="1GB"):
+    with pytest.raises(InvalidArgumentError, match=r"not a size such as 512MB.*1GB"):
         Checkpoint(hostile).sql("SELECT 1", memory_limit=limit).read()
 
 

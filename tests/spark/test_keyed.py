@@ -367,9 +367,9 @@ class Untyped(keyed.RichMapFunction):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (Refused(), "two states of one name: name='state'"),
+        (Refused(), "two different states have the same name: name='state'"),
         (Untyped(), "the schema of the output is not known"),
-        (object(), "not a function of keyed state"),
+        (object(), "not an instance of a class of functions"),
     ],
 )
 def test_refused_before_a_query_starts(spark: SparkSession, function: Any, message: str) -> None:
@@ -387,5 +387,5 @@ def test_timer_of_another_time_is_refused_by_name(make_lane: MakeLane) -> None:
     """Catches a timer that never comes."""
     lane = make_lane(query_of("other-time", AllStates(), [[rows_of(0)]], "ProcessingTime"))
 
-    with pytest.raises(StreamingQueryException, match="timers by one time only"):
+    with pytest.raises(StreamingQueryException, match="need another time mode"):
         lane.run(*lane.query.plan[0])

@@ -414,7 +414,7 @@ def test_old_rows_that_were_not_kept_whole_are_kept_again(
     # What was compared before says nothing of a call that has begun anew.
     with pytest.raises(InvalidArgumentError, match="a bug of its own"):
         try_job(lane.checkpoint, broken, batches=4)
-    with pytest.raises(InvalidArgumentError, match="not at the point to be promoted"):
+    with pytest.raises(InvalidArgumentError, match="cannot be promoted before"):
         Trial(f"{lane.checkpoint}-trial").promote(accept=True)
 
 

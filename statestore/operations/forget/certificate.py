@@ -292,7 +292,7 @@ class CertificateFile:
             or there != Fingerprints.make(spelled(wanted), there.salt)
         ):
             raise InvalidArgumentError(
-                "there is a file already, and it is no certificate of these keys that was begun",
+                "the file exists, and is not a certificate that was begun for these keys",
                 kind="file-exists",
                 file=str(self.path),
                 to_fix="name another file for the certificate; or the keys themselves, by --keys, "
@@ -323,7 +323,7 @@ class CertificateFile:
         there = _fingerprints(self._read())
         if there is None:
             raise InvalidArgumentError(
-                "the file is no certificate",
+                "the file is not a certificate",
                 file=str(self.path),
                 to_fix="name a file that `statestore forget --certificate` wrote",
             )

@@ -57,7 +57,7 @@ class Wanted:
     ) -> None:
         if (where is None) == (keys is None):
             raise InvalidArgumentError(
-                "which keys are meant is not said in one way",
+                "either `where` or `keys` must be given, and not both",
                 where=where,
                 keys=type(keys).__name__,
                 to_fix="give either a condition or keys",

@@ -318,7 +318,7 @@ class Condition:
         for kind in kinds - {_DAY} or kinds:
             for (text,) in self._database.execute(_CUT.format(kind), [texts]).fetchall():
                 raise InvalidArgumentError(
-                    "a text says more than the day or the time that it is taken for",
+                    "the comparison would cut off a part of a text: its time of day, or its offset",
                     condition=self._text,
                     text=text,
                     type=kind,
@@ -424,7 +424,7 @@ def _check(expression: Node, text: str) -> None:
         allowed = _ALLOWED.get(kind, set())
         if allowed is not None and node.get("type") not in allowed:
             raise InvalidArgumentError(
-                "a condition has something that is not of one row",
+                "a condition contains what is not computed from one row",
                 condition=text,
                 found=kind.lower().replace("_", " "),
                 to_fix="leave out subqueries, window functions, parameters, stars and lambdas",
@@ -440,7 +440,7 @@ def _check_function(node: Node, text: str) -> None:
     is_plain = len(path) == 1 and not (node.get("schema") or node.get("catalog"))
     if name not in _FUNCTIONS or not arguments or not is_plain:
         raise InvalidArgumentError(
-            "a condition has a function that is not one of a row's values",
+            "a condition calls a function that it must not",
             condition=text,
             function=".".join(path),
             to_fix="use functions of numbers, text, times, lists and maps, whose arguments are "

@@ -261,7 +261,7 @@ def _struct_literal(
     given = {*value} if isinstance(value, dict) else {*names[: len(value)]}
     if given != {*names} or len(value) != len(names):
         raise InvalidArgumentError(
-            "a value has not the fields of its key column",
+            "a value does not have the fields of its key column",
             column=name,
             fields=", ".join(names),
             to_fix="give each of these fields; `statestore read --where` finds rows by one of them",

@@ -153,7 +153,7 @@ def _check_memory_limit(memory_limit: str) -> None:
     given = _MEMORY.fullmatch(str(memory_limit))
     if not given or float(given[1]) * 1024 ** _UNITS.index((given[2] or "").upper()) > _MOST_MEMORY:
         raise InvalidArgumentError(
-            "this is no limit of memory",
+            "the memory limit is not a size such as 512MB",
             memory_limit=memory_limit,
             to_fix="give a number and its unit, such as 1GB",
         )
@@ -233,7 +233,7 @@ class _Running:
 
     def _parsed(self) -> Any:
         if "\0" in self.sql:
-            raise self._refused("it has a byte of 0, where it may end for whoever runs it")
+            raise self._refused("it contains a NUL character")
         tree = parsed(self.connection, self.sql)
         if tree["error"]:
             is_other = tree.get("error_type") == "not implemented"

@@ -39,7 +39,7 @@ def check_triable(checkpoint: OpenCheckpoint) -> None:
     is_in_memory = checkpoint.backend in IN_DRIVER_MEMORY
     if is_in_memory or checkpoint.state_root != checkpoint.state_directory:
         raise IncompatibleError(
-            "new code is tried on a checkpoint that has its state in it",
+            "new code cannot be tried on a checkpoint whose state is kept elsewhere",
             checkpoint=checkpoint.uri,
             state="in checkpoint memory" if is_in_memory else checkpoint.state_root,
             to_fix="restore a savepoint of it to a checkpoint that has, and try the code on that",

@@ -67,7 +67,7 @@ class Rule:
         unknown = sorted(self.ignored - self.columns)
         if unknown:
             raise InvalidArgumentError(
-                "a column that is to be ignored is nowhere",
+                "a column to ignore is neither in the rows of the sink nor in the state",
                 columns=", ".join(unknown),
                 known=", ".join(sorted(self.columns)),
                 to_fix="name columns of the sink's rows, or fields of the state's values",

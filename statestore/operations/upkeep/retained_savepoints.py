@@ -74,7 +74,7 @@ class Retention:
     def __post_init__(self) -> None:
         if type(self.keep) is not int or self.keep < 1:
             raise InvalidArgumentError(
-                "the newest savepoint is never deleted",
+                "`keep` is not a whole number of at least 1",
                 keep=self.keep,
                 to_fix="give a whole number from 1",
             )

@@ -69,7 +69,7 @@ def find_captured(
     entry = _planned(checkpoint)
     if entry is None or not checkpoint.operators:
         raise InvalidArgumentError(
-            "the directory is not that of a captured query",
+            "the directory does not hold a captured query with state",
             directory=checkpoint.uri,
             committed_batches=len(checkpoint.committed_batches),
             operators=len(checkpoint.operators),
@@ -80,7 +80,7 @@ def find_captured(
         offsets = tuple(batch.offsets)
         if len(offsets) != len(entry.sources):
             raise InvalidArgumentError(
-                "not every source was given where it goes on",
+                "the number of offsets is not that of the sources",
                 given=len(offsets),
                 sources=len(entry.sources),
                 planned=" ".join(entry.sources),
@@ -91,7 +91,7 @@ def find_captured(
             source = planned.partition(":")[0] + ":" if entry.version == "v2" else ""
             if not _is_offset(offset, source):
                 raise InvalidArgumentError(
-                    "this is no offset of a source",
+                    "the offset of a source does not have the form of the planned one",
                     offset=offset,
                     planned=planned,
                     to_fix="give text in the form of the planned one: JSON in one line, as "

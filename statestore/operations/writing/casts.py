@@ -201,7 +201,7 @@ def _struct(column: Any, kind: SparkType, name: str) -> Any:
     given = [field.name for field in column.type]
     if sorted(given) != sorted(wanted.names):
         raise InvalidArgumentError(
-            "a struct has not the fields that the column family has",
+            "a struct does not have the fields that the column family has",
             column=name,
             expected=", ".join(wanted.names),
             found=", ".join(given),

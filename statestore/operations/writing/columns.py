@@ -175,7 +175,7 @@ def _fields(batch: pa.RecordBatch, side: str) -> dict[str, pa.Array[Any]]:
     (column,) = whole
     if not pa.types.is_struct(column.type):
         raise InvalidArgumentError(
-            "keys and values are structs",
+            "a key or a value is not a struct",
             column=side,
             type=str(column.type),
             to_fix=f"give a struct, or its fields as columns named {side}.NAME",
@@ -263,7 +263,7 @@ def decide_family(
     values = [name for name in schema.names if name.partition(".")[0] == "value"]
     if values and not has_values:
         raise InvalidArgumentError(
-            "keys are asked for, and values are given: they would count for nothing",
+            "values are given, where only keys are expected",
             columns=", ".join(values),
             to_fix="give the key alone; where values decide, name the rows by a condition",
         )

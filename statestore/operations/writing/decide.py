@@ -205,7 +205,7 @@ def _check_apart(rows: list[FamilyRows]) -> None:
         place = of.shape.operator, of.shape.name, of.family.name
         if place in seen:
             raise InvalidArgumentError(
-                "the same rows are given by two addresses",
+                "two addresses name the same rows",
                 operator=of.shape.operator,
                 store=of.shape.name,
                 column_family=of.family.name,
@@ -241,7 +241,7 @@ def decide_edit(
             )
     if older_than is not None and expire is None:
         raise InvalidArgumentError(
-            "an age is given, and no column that has it",
+            "`older_than` is given without `expire`, the column of the age",
             older_than=older_than,
             to_fix="name the column by expire=, or leave older_than out",
         )
@@ -250,7 +250,7 @@ def decide_edit(
     if expire is not None:
         if delete is not None:
             raise InvalidArgumentError(
-                "rows either expire or are deleted",
+                "`expire` and `delete` are both given",
                 expire=expire,
                 to_fix="expire rows by one call and delete others by a second one",
             )
@@ -265,10 +265,10 @@ def decide_edit(
         changed = (_edited(found, shapes, rows, edited, may_be_none=may_be_none),)
     elif rows is not None or all_rows:
         raise InvalidArgumentError(
-            "rows are named, and nothing is to become of them",
+            "rows are named, but neither `delete`, `upsert` nor `expire` is given",
             rows=rows,
             all_rows=all_rows,
-            to_fix="say by delete=, upsert= or expire= what, or leave both out",
+            to_fix="give one of these, or leave rows and all_rows out",
         )
     edit = EditInPlace(found, shapes, changed, watermark_ms, batch)
     edit.check()
@@ -335,12 +335,12 @@ def _check_once(keys: list[pa.Array[Any]], shape: StoreShape, family: ColumnFami
     num_doubles = 0 if family.multi_values else len(of_all) - len(of_all.unique())
     if num_doubles:
         raise InvalidArgumentError(
-            "a key is there more than once",
+            "several rows have the same key",
             kind="duplicate-key",
             operator=shape.operator,
             store=shape.name,
             num_rows_too_many=num_doubles,
-            to_fix="give one row a key, such as by GROUP BY key",
+            to_fix="give one row for each key, such as by GROUP BY key",
         )
 
 

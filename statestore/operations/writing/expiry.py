@@ -45,7 +45,7 @@ def expiry_condition(
         )
     if older_than is None:
         raise InvalidArgumentError(
-            "it is not said how old rows are that expire",
+            "`older_than` is missing: the age at which rows expire",
             column=column,
             to_fix="give older_than, such as timedelta(days=7)",
         )
@@ -55,13 +55,13 @@ def expiry_condition(
             older_than = datetime.fromtimestamp(clock.now_ms() / 1000, UTC) - older_than
         except OverflowError:
             raise InvalidArgumentError(
-                "no time is so old: years are counted from 1 to 9999",
+                "the age reaches back beyond the year 1",
                 older_than=str(older_than),
                 to_fix="give a shorter age, such as timedelta(days=7)",
             ) from None
     if not isinstance(older_than, datetime):
         raise InvalidArgumentError(
-            "an age is a timedelta, and a time a datetime",
+            "`older_than` is neither a timedelta nor a datetime",
             older_than=repr(older_than),
             to_fix="give older_than, such as timedelta(days=7)",
         )
@@ -69,7 +69,7 @@ def expiry_condition(
     path = Condition(f"{column} IS NOT NULL").only_column(row_schema(families[0]))
     if path is None or not (pa.types.is_timestamp(path.type) or pa.types.is_date(path.type)):
         raise InvalidArgumentError(
-            "rows expire by a column that is a time, and this is none",
+            "the column that rows expire by is not a timestamp or date",
             column=column,
             type=None if path is None else str(path.type),
             to_fix="name a timestamp or date; of a number give the condition itself, such as "

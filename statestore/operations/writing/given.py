@@ -92,7 +92,7 @@ def as_reader(given: Any) -> pa.RecordBatchReader:
     if hasattr(given, "__arrow_c_stream__"):
         return pa.RecordBatchReader.from_stream(given)
     raise InvalidArgumentError(
-        "these are no rows",
+        "the rows given are not Arrow data",
         type=type(given).__name__,
         to_fix="give Arrow data: a table, a stream of record batches, or what pandas, Polars or "
         "DuckDB make; a file as a pathlib.Path; a function or SQL only where there are rows to "
@@ -124,7 +124,7 @@ def by_address(rows: Any) -> Mapping[Address, Any]:
     if isinstance(rows, Mapping):
         return rows
     raise InvalidArgumentError(
-        "rows are not given by their address",
+        "the rows given are not a mapping from addresses to rows",
         rows=type(rows).__name__,
         to_fix='give a mapping, such as {"clicks": rows}, or {0: rows} for operator 0',
     )

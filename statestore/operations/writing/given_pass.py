@@ -91,7 +91,7 @@ class Given(Pass):
         num_doubles = num_given - sum(num_single for _, num_single in written)
         if num_doubles:
             raise InvalidArgumentError(
-                "a key is there more than once",
+                "several rows have the same key",
                 kind="duplicate-key",
                 operator=operator,
                 store=name,
