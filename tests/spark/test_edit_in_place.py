@@ -193,9 +193,10 @@ def test_rows_expire_by_a_column(make_lane: MakeLane) -> None:
 
     lane.run(*files([event("a", 1, 40), event("b", 1, 40)]))
     assert rows_of(lane, 2) == {"a": (40, 1), "b": (40, 2)}
-    with pytest.raises(InvalidArgumentError, match=r"is not a timestamp or date.*value\.count < 1704067220000"):
+    refused = r"is not a timestamp or date.*value\.count < 1704067220000"
+    with pytest.raises(InvalidArgumentError, match=refused):
         checkpoint.edit(expire="value.count", older_than=limit, dry_run=True)
-    with pytest.raises(InvalidArgumentError, match="how old"):
+    with pytest.raises(InvalidArgumentError, match="`older_than` is missing"):
         checkpoint.edit(expire="value.max", dry_run=True)
     with pytest.raises(InvalidArgumentError, match="`expire` and `delete` are both given"):
         checkpoint.edit(expire="value.max", older_than=limit, delete="key.key = 'a'", dry_run=True)
