@@ -73,8 +73,8 @@ class FileForm(ABC):
             state partition.
 
         Raises:
-            NotFoundError, CorruptionError, FencedError, IncompatibleError, StorageError: As the
-                backend's load.
+            NotFoundError, CorruptionError, FencedError, IncompatibleError, StorageError: As
+                `VersionsBase.load`.
         """
 
     @abstractmethod

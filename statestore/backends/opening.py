@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from statestore.backends.rocksdb.database_memory import DatabaseMemory
-    from statestore.backends.rocksdb.versions import RocksDBVersions
     from statestore.checkpoint.layout import StoreLocation
+    from statestore.checkpoint.versions import VersionsBase
     from statestore.core.clock import Clock
 
 
@@ -22,7 +22,7 @@ def open_versions(
     clock: Clock,
     home: Callable[[], StoreLocation],
     database: Callable[[], tuple[str, DatabaseMemory]],
-) -> FilesystemVersions | RocksDBVersions:
+) -> VersionsBase:
     """Return the versions of a store; nothing is read.
 
     Args:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.references import FileRef
     from statestore.codec.trailer import Trailer
+    from statestore.core.key_groups import KeyGroupSet
 
 logger = logging.getLogger(__name__)
 
@@ -50,34 +51,26 @@ PARTIAL_FETCH_RATIO = 0.75
 
 @dataclass(frozen=True, slots=True)
 class LoadedVersion:
-    """A version and the files that make it.
+    """A version on the local disk: its rows are in files, or in a view, a database of their own.
 
     Attributes:
         head: The delta of the version.
-        files: Opened and verified, to be applied in order; the last is the head's.
-        refs: Their references, same length.
-        view: None: the rows are in the files.
+        refs: Of what was fetched.
+        bytes_read: Bytes of it.
+        files: One for each of `refs`, opened and verified, to be applied in order; none where there
+            is a view.
+        view: Directory of a RocksDB with the rows, to be opened at once and read-only: it may go
+            when three others of the store were made. Empty where the rows are in the files.
+        owned: Key groups whose rows count, where the view has others too; None where all count, as
+            in files.
     """
 
     head: PublishedFile
-    files: tuple[StateFile, ...]
     refs: tuple[FileRef, ...]
-    view: None = None
-
-    @property
-    def files_read(self) -> int:
-        """Number of files fetched."""
-        return len(self.files)
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes of the files fetched."""
-        return sum(length for file in self.files for _, length in file.slices)
-
-    @property
-    def has_foreign_rows(self) -> bool:
-        """False: each file hands out its own rows only."""
-        return False
+    bytes_read: int
+    files: tuple[StateFile, ...] = ()
+    view: str = ""
+    owned: KeyGroupSet | None = None
 
 
 def load_files(
@@ -120,7 +113,8 @@ def load_files(
             opened = open_all(location, refs[index:])
     # Now, and not when the last that knows of a damaged snapshot's error forgets it.
     opened.close()
-    return LoadedVersion(head, tuple(files), refs)
+    bytes_read = sum(length for file in files for _, length in file.slices)
+    return LoadedVersion(head, refs, bytes_read, tuple(files))
 
 
 def open_all(location: StoreLocation, refs: Sequence[FileRef]) -> Generator[StateFile, None, None]:

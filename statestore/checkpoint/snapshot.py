@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.ipc as ipc
 
 from statestore.checkpoint.lineage import chain_length, make_ref
-from statestore.checkpoint.load import LoadedVersion, open_ref
+from statestore.checkpoint.load import open_ref
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
 from statestore.codec.merge import merge_runs
 from statestore.codec.rows import SCHEMA, split_for_blocks, to_numpy, write_options
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from statestore.checkpoint.layout import StoreLocation
+    from statestore.checkpoint.load import LoadedVersion
     from statestore.codec.references import FileRef
     from statestore.core.options import StateStoreOptions
 
@@ -189,62 +190,55 @@ class SnapshotStatus:
     num_taken: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotWriter:
-    """Writes the snapshot of one version.
+def write_snapshot(
+    location: StoreLocation,
+    restored: LoadedVersion,
+    scratch_directory: str,
+    options: StateStoreOptions,
+) -> PublishedFile:
+    """Merge the files of a version into its snapshot and publish it.
 
-    Attributes:
+    Needs the memory of a few slices and a record batch of each file, whatever the state.
+
+    Args:
         location: The store.
+        restored: The version.
         scratch_directory: Local directory for the file while it is written.
         options: file_compression and fsync_enabled are used.
+
+    Guarantee and errors as `VersionsBase.take_snapshot`.
     """
+    head = restored.head.trailer
+    name = location.summary_name("snapshot", head.version, head.checkpoint_id)
+    local_path = f"{scratch_directory}/{head.store.operator}-{head.store.partition}-{name}"
+    try:
+        with named_errors("write a snapshot to the scratch directory", local_path):
+            num_rows, num_internal_rows = _write_stream(restored, local_path, options)
+        check_num_rows(head, num_rows)
+        length = Path(local_path).stat().st_size
+        blocks = describe_stream(local_path, length, head.max_parallelism)
+        rows, counts = RowCounts(put=num_rows), (num_rows, num_internal_rows)
+        trailer = summary_trailer(head, "snapshot", (), blocks, rows, counts)
+        sync = options.fsync_enabled
+        return publish_summary(location, name, trailer, local_path, open_ref, sync=sync)
+    finally:
+        Path(local_path).unlink(missing_ok=True)
 
-    location: StoreLocation
-    scratch_directory: str
-    options: StateStoreOptions
 
-    def write(self, restored: LoadedVersion) -> PublishedFile:
-        """Merge the files of a version into its snapshot and publish it.
-
-        Needs the memory of a few slices and a record batch of each file, whatever the state.
-
-        Guarantee: on return the snapshot is durable. After a raise nothing of the store changed; at
-        worst an orphan is left that maintenance deletes.
-
-        Raises:
-            CorruptionError: A file of the version is damaged.
-            InternalError: The merged rows are not as many as the version says.
-            FencedError, IncompatibleError, StorageError: As `publish_summary`.
-        """
-        head = restored.head.trailer
-        name = self.location.summary_name("snapshot", head.version, head.checkpoint_id)
-        local_path = f"{self.scratch_directory}/{head.store.operator}-{head.store.partition}-{name}"
-        try:
-            with named_errors("write a snapshot to the scratch directory", local_path):
-                num_rows, num_internal_rows = self._write_stream(restored, local_path)
-            check_num_rows(head, num_rows)
-            length = Path(local_path).stat().st_size
-            blocks = describe_stream(local_path, length, head.max_parallelism)
-            rows, counts = RowCounts(put=num_rows), (num_rows, num_internal_rows)
-            trailer = summary_trailer(head, "snapshot", (), blocks, rows, counts)
-            sync = self.options.fsync_enabled
-            return publish_summary(self.location, name, trailer, local_path, open_ref, sync=sync)
-        finally:
-            Path(local_path).unlink(missing_ok=True)
-
-    def _write_stream(self, restored: LoadedVersion, local_path: str) -> tuple[int, int]:
-        """Write the rows of a version; return how many, and how many in internal families."""
-        head = restored.head.trailer
-        internal = [family.id for family in head.column_families if family.internal]
-        merged = merge_runs(restored.files, head.max_parallelism)
-        num_rows = num_internal_rows = 0
-        options = write_options(self.options.file_compression)
-        with ipc.new_stream(local_path, SCHEMA, options=options) as stream:
-            for batch in merged:
-                for block in split_for_blocks(batch):
-                    stream.write_batch(block)
-                num_rows += batch.num_rows
-                if internal:
-                    families = to_numpy(batch.column(1), np.uint16)
-                    num_internal_rows += int(np.isin(families, internal).sum())
-        return num_rows, num_internal_rows
+def _write_stream(
+    restored: LoadedVersion, local_path: str, options: StateStoreOptions
+) -> tuple[int, int]:
+    """Write the rows of a version; return how many, and how many in internal families."""
+    head = restored.head.trailer
+    internal = [family.id for family in head.column_families if family.internal]
+    num_rows = num_internal_rows = 0
+    compression = write_options(options.file_compression)
+    with ipc.new_stream(local_path, SCHEMA, options=compression) as stream:
+        for batch in merge_runs(restored.files, head.max_parallelism):
+            for block in split_for_blocks(batch):
+                stream.write_batch(block)
+            num_rows += batch.num_rows
+            if internal:
+                families = to_numpy(batch.column(1), np.uint16)
+                num_internal_rows += int(np.isin(families, internal).sum())
+    return num_rows, num_internal_rows

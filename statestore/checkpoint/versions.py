@@ -1,4 +1,4 @@
-"""The versions of a store, as far as every state backend treats them alike."""
+"""The versions of a store: the contract of a state backend, and what all backends do alike."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ from statestore.core.errors import CorruptionError, NotFoundError
 from statestore.core.key_groups import resolve_max_parallelism
 
 if TYPE_CHECKING:
+    from statestore.checkpoint.commit import NewVersion
     from statestore.checkpoint.layout import StoreLocation
+    from statestore.checkpoint.load import ChangeFile, LoadedVersion
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.references import FileRef, VersionRef
     from statestore.core.clock import Clock
     from statestore.core.options import StateStoreOptions
+    from statestore.core.progress import Turn
     from statestore.io.file_io import FileInfo
 
 logger = logging.getLogger(__name__)
@@ -36,8 +39,9 @@ logger = logging.getLogger(__name__)
 class VersionsBase(ABC):
     """The versions of one store, their summaries, and their cleanup.
 
-    Thread-safe: only memory is locked, never a storage call. Commits and loads of one store must be
-    ordered by the caller, and so must cleanups; a snapshot and a cleanup may run beside commits.
+    Thread-safe: only memory is locked, never a storage call. Loads, commits and views of one store
+    must be ordered by the caller, and so must cleanups; a read, a change feed, a snapshot and a
+    cleanup may run beside commits.
 
     Args:
         location: The store.
@@ -143,6 +147,101 @@ class VersionsBase(ABC):
         """Return whether a version has twice the files at which they should be summarised."""
         return self._is_due(self._chain(head), head, options, times=2)
 
+    @abstractmethod
+    def load(
+        self,
+        version: int,
+        checkpoint_id: str | None,
+        num_partitions: int | None,
+        options: StateStoreOptions,
+        from_snapshot: tuple[int, str | None] | None = None,
+    ) -> LoadedVersion:
+        """Bring a version to the local disk, by the files that are not there yet.
+
+        Args:
+            version: At least 1.
+            checkpoint_id: The attempt in checkpoint format v2, None in v1.
+            num_partitions: The query's, None to take the checkpoint's.
+            options: max_parallelism is checked against the checkpoint.
+            from_snapshot: Version and attempt of the snapshot to start at, as of
+                `chain_from_snapshot`; None for the best.
+
+        Guarantee: as `load_files`; its files stay until the next load or commit, or `forget_heads`.
+
+        Raises:
+            NotFoundError, IncompatibleError, FencedError, CorruptionError: As `load_files` and
+                `check_settings`.
+            StorageError: The storage or the local disk failed.
+        """
+
+    @abstractmethod
+    def read(
+        self,
+        version: int,
+        checkpoint_id: str | None,
+        options: StateStoreOptions,
+        from_snapshot: tuple[int, str | None] | None,
+        turn: Turn,
+    ) -> LoadedVersion:
+        """Bring a version to the local disk for a reader without a query.
+
+        Args and errors as `load`. Its files stay until `end_reading`, or `forget_heads`; what
+        the next commit is built on stays as it is. It may wait for `turn`, which loads and commits
+        take and the caller does not hold.
+        """
+
+    @abstractmethod
+    def view(
+        self, version: VersionRef, checkpoint_format: int, options: StateStoreOptions
+    ) -> LoadedVersion | None:
+        """Return the view of a version that the caller committed; None where rows are in files.
+
+        Raises:
+            FencedError: It was replaced by another attempt.
+            NotFoundError, IncompatibleError, CorruptionError, StorageError: As `load`.
+        """
+
+    @abstractmethod
+    def commit(
+        self, new: NewVersion, local_path: str, arrow_length: int, options: StateStoreOptions
+    ) -> PublishedFile:
+        """Make a version durable; repeated with the same checkpoint ID, it returns the same.
+
+        Args:
+            new: The version.
+            local_path: A complete Arrow stream, or what `new` says; moved or deleted on success.
+            arrow_length: Bytes of it.
+            options: fsync_enabled says whether to wait for the disk.
+
+        Guarantee: as `publish_delta`.
+
+        Raises:
+            FencedError: The parent was replaced by another attempt.
+            StorageError: The storage or the local disk failed, or stream and version are both gone.
+            IncompatibleError: The version does not fit its parent's settings.
+            InvalidArgumentError, InternalError: The stream is not what `new` says.
+        """
+
+    @abstractmethod
+    def changes(
+        self, start_version: int, end_version: int, checkpoint_id: str | None, directory: str
+    ) -> tuple[PublishedFile, list[ChangeFile]]:
+        """Return the delta of the last of some versions, and what each of them changed, in order.
+
+        Args:
+            start_version: First version, at least 1.
+            end_version: Last version, inclusive.
+            checkpoint_id: The attempt of end_version in checkpoint format v2, None in v1.
+            directory: For files that are not on the local disk as they are, made unless it is
+                there; the caller removes it, also after a raise. The others stay as those of
+                `read`.
+
+        Raises:
+            NotFoundError: One of the versions was expired.
+            IncompatibleError: One was written whole.
+            CorruptionError, FencedError, StorageError: As `load`.
+        """
+
     def end_reading(self) -> None:  # noqa: B027 (a backend without local files has none)
         """Delete the local files of readers, of which there are none any more."""
 
@@ -151,7 +250,7 @@ class VersionsBase(ABC):
 
     @abstractmethod
     def forget_heads(self) -> None:
-        """Forget versions, and release their local files and databases."""
+        """Forget versions; release memory, and local files but those a later load begins with."""
 
     @abstractmethod
     def has_snapshot_of(self, head: PublishedFile) -> bool:
@@ -165,6 +264,11 @@ class VersionsBase(ABC):
 
         Guarantee: on return it is durable. After a raise nothing of the store changed; at worst an
         orphan is left that maintenance deletes.
+
+        Raises:
+            NotFoundError, CorruptionError: A file of the version cannot be read.
+            InternalError: Its rows are not as many as the version says.
+            FencedError, IncompatibleError, StorageError: As `publish_summary`.
         """
 
     def clean_up(

@@ -1,6 +1,6 @@
 """State files on the local disk: an Arrow IPC stream with a trailer behind it.
 
-Writing: the stream is complete already (the shim or SnapshotWriter wrote it) and `describe_stream`
+Writing: the stream is complete already (the shim or `write_snapshot` wrote it); `describe_stream`
 finds its messages. Reading: `StateFile` hands out a record batch only after the CRC32C of its block
 was checked.
 """

@@ -10,7 +10,6 @@ import traceback
 from collections import Counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from statestore.backends.filesystem.versions import FilesystemVersions
 from statestore.codec.commit_times import CommitTimes
 from statestore.core.clock import Clock, SystemClock
 from statestore.core.errors import (
@@ -259,9 +258,9 @@ class EngineService:
             "num_partitions": head.num_partitions,
             "column_families": _families(head.column_families),
             "files": [_file(file) for file in restored.files],
-            "view": restored.view,
-            "key_group_filter": restored.has_foreign_rows,
-            "files_read": restored.files_read,
+            "view": restored.view or None,
+            "key_group_filter": restored.owned is not None,
+            "files_read": len(restored.refs),
             "bytes_read": restored.bytes_read,
             "requests": self._requests(session),
         }
@@ -309,7 +308,7 @@ class EngineService:
         )
         return {
             "view": local and local.view,
-            "key_group_filter": local is not None and local.has_foreign_rows,
+            "key_group_filter": local is not None and local.owned is not None,
             "num_partitions": local and local.head.trailer.num_partitions,
         }
 
@@ -343,15 +342,12 @@ class EngineService:
 
     def _changes(self, request: Request) -> Reply:
         versions = self._sessions.of(request, is_reader=True).versions
-        wanted = (
+        head, files = versions.changes(
             request.get("start_version", int),
             request.get("end_version", int),
             request.get_optional("checkpoint_id", str),
+            request.get("directory", str),
         )
-        if isinstance(versions, FilesystemVersions):
-            head, files = versions.changes(*wanted)
-        else:
-            head, files = versions.changes(*wanted, request.get("directory", str))
         return {
             "column_families": _families(head.trailer.column_families),
             "files": [

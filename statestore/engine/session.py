@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from statestore.checkpoint.cleanup import Cleanup
 from statestore.checkpoint.load import check_partition_exists
@@ -19,13 +19,11 @@ from statestore.core.errors import NotFoundError, StateStoreError
 from statestore.core.progress import Turn, wait_with_steps
 
 if TYPE_CHECKING:
-    from statestore.backends.filesystem.versions import FilesystemVersions
-    from statestore.backends.rocksdb.local_versions import LocalVersion
-    from statestore.backends.rocksdb.versions import RocksDBVersions
     from statestore.checkpoint.commit import NewVersion
     from statestore.checkpoint.load import LoadedVersion
     from statestore.checkpoint.snapshot import SnapshotStatus
     from statestore.checkpoint.trailers import PublishedFile
+    from statestore.checkpoint.versions import VersionsBase
     from statestore.codec.references import VersionRef
     from statestore.core.options import StateStoreOptions
 
@@ -35,8 +33,6 @@ _SNAPSHOT_NICENESS = 10
 
 CATCH_UP_S = 60.0
 """Longest that a commit waits for the snapshot of a store that has outrun its snapshots."""
-
-Versions: TypeAlias = "FilesystemVersions | RocksDBVersions"
 
 
 def snapshot_pool() -> ThreadPoolExecutor:
@@ -60,7 +56,7 @@ class Session:
 
     def __init__(
         self,
-        versions: Versions,
+        versions: VersionsBase,
         pool: ThreadPoolExecutor,
         scratch_directory: str,
     ) -> None:
@@ -85,7 +81,7 @@ class Session:
             return self._flight is not None and not self._flight.done()
 
     def load_empty(self, num_partitions: int, options: StateStoreOptions) -> int:
-        """Open version 0; see FilesystemVersions.load_empty."""
+        """Open version 0; see VersionsBase.load_empty."""
         with self._turn:
             return self.versions.load_empty(num_partitions, options)
 
@@ -96,8 +92,8 @@ class Session:
         num_partitions: int,
         options: StateStoreOptions,
         from_snapshot: tuple[int, str | None] | None,
-    ) -> LoadedVersion | LocalVersion:
-        """Restore a version for a query; see FilesystemVersions.load.
+    ) -> LoadedVersion:
+        """Restore a version for a query; see VersionsBase.load.
 
         Raises:
             IncompatibleError: Also where the checkpoint never had the state partition.
@@ -125,10 +121,10 @@ class Session:
         checkpoint_id: str | None,
         options: StateStoreOptions,
         from_snapshot: tuple[int, str | None] | None,
-    ) -> LoadedVersion | LocalVersion:
+    ) -> LoadedVersion:
         """Restore a version for a reader without a query, beside loads and commits.
 
-        See FilesystemVersions.read.
+        See VersionsBase.read.
         """
         return self.versions.read(version, checkpoint_id, options, from_snapshot, self._turn)
 
@@ -141,7 +137,7 @@ class Session:
         *,
         force_snapshot: bool,
     ) -> tuple[PublishedFile, SnapshotStatus]:
-        """Make a version durable, start a snapshot if one is due; see FilesystemVersions.commit.
+        """Make a version durable, start a snapshot if one is due; see VersionsBase.commit.
 
         The first commit after a load waits for a snapshot if one is twice overdue: else a job that
         ends with each batch would never get one.
@@ -157,15 +153,15 @@ class Session:
 
     def view(
         self, version: VersionRef, checkpoint_format: int, options: StateStoreOptions
-    ) -> LocalVersion | None:
-        """Bring a version into the local database, if there is one; see RocksDBVersions.view."""
+    ) -> LoadedVersion | None:
+        """Bring a version into the local database, if there is one; see VersionsBase.view."""
         with self._turn:
             viewed = self.versions.view(version, checkpoint_format, options)
             self._rest()
             return viewed
 
     def has_lineage(self, version: VersionRef) -> bool:
-        """Return whether an attempt of a version has a lineage; see `FilesystemVersions`."""
+        """Return whether an attempt of a version has a lineage; see `VersionsBase`."""
         with self._turn:
             return self.versions.has_lineage(version)
 

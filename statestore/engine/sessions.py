@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from statestore.backends.opening import open_versions
 from statestore.core.options import BY_KEY
 from statestore.core.providers import IN_DRIVER_MEMORY
-from statestore.engine.session import Session, Versions
+from statestore.engine.session import Session
 from statestore.engine.storages import root_in_memory
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from statestore.backends.rocksdb.database_memory import DatabaseMemory
     from statestore.checkpoint.layout import StoreLocation
+    from statestore.checkpoint.versions import VersionsBase
     from statestore.core.clock import Clock
     from statestore.engine.requests import Request
     from statestore.engine.storages import Storages
@@ -163,7 +164,7 @@ class Sessions:
         if is_unused:
             session.close()
 
-    def _open_versions(self, request: Request, location: StoreLocation) -> Versions:
+    def _open_versions(self, request: Request, location: StoreLocation) -> VersionsBase:
         return open_versions(
             request.backend(BACKENDS),
             location,

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import pyarrow.ipc as ipc
 
@@ -30,7 +30,6 @@ from statestore.checkpoint.layout import (
 )
 from statestore.checkpoint.lease import Leases
 from statestore.checkpoint.lease_watch import await_end
-from statestore.checkpoint.load import LoadedVersion
 from statestore.checkpoint.placement import read_placement, require_own_state
 from statestore.checkpoint.query_log import QueryLog
 from statestore.codec.column_family import ColumnFamily
@@ -55,14 +54,13 @@ from statestore.core.text import Shown
 from statestore.io.local import temporary_directory
 from statestore.io.storage import is_same_directory
 from statestore.store.batch import Batch, family_id
-from statestore.store.table import MAX_RUNS, ArrowRun, Table, ViewRun
+from statestore.store.table import MAX_RUNS, ArrowRun, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from statestore.backends.filesystem.versions import FilesystemVersions
-    from statestore.backends.rocksdb.versions import RocksDBVersions
     from statestore.checkpoint.trailers import PublishedFile
+    from statestore.checkpoint.versions import VersionsBase
     from statestore.codec.rows import Row
     from statestore.core.clock import Clock
     from statestore.core.ids import IdSource
@@ -163,11 +161,10 @@ def _open_versions(
     clock: Clock,
     options: StateStoreOptions,
     scratch_directory: str,
-) -> FilesystemVersions | RocksDBVersions:
+) -> VersionsBase:
     body = BODIES[backend]
     form = work_in(scratch_directory, options, clock).form(body)
-    made = form.versions(replace(location, body=body), clock, backend, scratch_directory)
-    return cast("FilesystemVersions | RocksDBVersions", made)
+    return form.versions(replace(location, body=body), clock, backend, scratch_directory)
 
 
 def _find_version(
@@ -223,7 +220,7 @@ class Store(Shown):
     def __init__(
         self,
         backend: Backend,
-        versions: FilesystemVersions | RocksDBVersions,
+        versions: VersionsBase,
         options: StateStoreOptions,
         ids: IdSource,
         num_partitions: int | None,
@@ -300,7 +297,7 @@ class Store(Shown):
 
         Raises:
             NotFoundError, IncompatibleError, FencedError, CorruptionError, StorageError: As
-                FilesystemVersions.load; the store stays at its version.
+                `VersionsBase.load`; the store stays at its version.
         """
         self.check_open()
         if version == 0:
@@ -310,21 +307,7 @@ class Store(Shown):
             self.table = Table((), max_parallelism, 0)
             return
         restored = self._versions.load(version, checkpoint_id, self._num_partitions, self._options)
-        if isinstance(restored, LoadedVersion):
-            self.table = Table.from_restored(restored)
-        else:
-            # Known to be there: it made the view.
-            from statestore.backends.rocksdb.view import View
-
-            trailer = restored.head.trailer
-            num_keys = trailer.num_keys or 0
-            runs: tuple[ViewRun, ...] = ()
-            if restored.view:
-                view = View.of(restored)
-                runs = (ViewRun(view),)
-                if trailer.num_keys is None:
-                    num_keys = view.count()
-            self.table = Table(runs, trailer.max_parallelism, num_keys)
+        self.table = Table.from_restored(restored)
         self._head = restored.head
         self._families = restored.head.trailer.column_families
 
@@ -367,7 +350,7 @@ class Store(Shown):
 
         Raises:
             InvalidArgumentError: The store is at version 0.
-            CorruptionError, StorageError: As SnapshotWriter.write.
+            CorruptionError, StorageError: As `VersionsBase.take_snapshot`.
         """
         self.check_open()
         if self._head is None:

@@ -165,10 +165,17 @@ class Table:
 
     @classmethod
     def from_restored(cls, restored: LoadedVersion) -> Table:
-        """Map the files of a restored version."""
+        """Map the files of a restored version, or open its view."""
         head = restored.head.trailer
-        runs = tuple(ArrowRun.from_file(file) for file in restored.files)
         num_keys = head.num_keys
+        if restored.view:
+            # Known to be there: it made the view.
+            from statestore.backends.rocksdb.view import View
+
+            view = View(restored.view, restored.owned)
+            num_keys = view.count() if num_keys is None else num_keys
+            return cls((ViewRun(view),), head.max_parallelism, num_keys)
+        runs = tuple(ArrowRun.from_file(file) for file in restored.files)
         if num_keys is None:
             merged = merge_runs(restored.files, head.max_parallelism)
             num_keys = sum(batch.num_rows for batch in merged)

@@ -78,9 +78,8 @@ def test_calls_of_a_query(shim, engine):
     newest = {"store": shim.store, "version": 7, "checkpoint_id": None, "options": OPTIONS}
     maintained = engine.call("maintain", **newest, snapshot=True, cleanup=True)
     assert set(maintained) == {"snapshot", "files_left"}
-    changes = engine.call(
-        "changes", store=shim.store, start_version=6, end_version=7, checkpoint_id=None
-    )
+    feed = {"start_version": 6, "end_version": 7, "directory": f"{shim.scratch}/changes-1"}
+    changes = engine.call("changes", store=shim.store, **feed)
     assert [(file["version"], file["sst"]) for file in changes["files"]] == [(6, None), (7, None)]
     assert [len(changes_in(file)) for file in changes["files"]] == [1, 1]
     status = engine.call("status")

@@ -100,6 +100,7 @@ def test_files_of_a_reader_stay_until_it_closes(reads, storage, tmp_path, s3_ser
         paths = [file["path"] for file in read(engine, reader, 3)["files"]]
     else:
         fields = {"store": reader.store, "backend": reader.backend, "options": reader.options}
+        fields["directory"] = f"{shim.scratch}/changes-1"
         found = engine.call("changes", **fields, start_version=2, end_version=3)
         paths = [file["path"] for file in found["files"]]
 

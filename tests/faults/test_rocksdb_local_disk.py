@@ -172,7 +172,7 @@ def test_outage_of_the_storage_leaves_the_local_database(tmp_path, fault):
         io.arm(None)
 
         assert Path(held.view).exists()
-        assert here._versions.load(4, None, None, OPTIONS).files_read == 1
+        assert len(here._versions.load(4, None, None, OPTIONS).refs) == 1
         here.load(4)
         assert list(here.scan()) == list(there.scan())
 
@@ -225,7 +225,7 @@ def test_full_disk_leaves_the_local_database_and_no_copies(tmp_path, monkeypatch
 
         assert Path(held.view).exists()
         assert not list(Path(held.view).parent.glob(".tmp-*"))
-        assert here._versions.load(5, None, None, OPTIONS).files_read == 2
+        assert len(here._versions.load(5, None, None, OPTIONS).refs) == 2
         here.load(5)
         assert list(here.scan()) == list(there.scan())
 
@@ -271,7 +271,7 @@ def test_version_that_a_full_disk_keeps_from_being_opened_stays(tmp_path, monkey
             here._versions.load(4, None, None, OPTIONS)
 
         assert Path(held.view).exists()
-        assert here._versions.load(4, None, None, OPTIONS).files_read == 1
+        assert len(here._versions.load(4, None, None, OPTIONS).refs) == 1
 
 
 def test_merge_holds_nothing_but_the_file_while_it_is_sent(tmp_path):

@@ -337,13 +337,13 @@ def test_loaded_files_stay_until_the_next_load(bench):
     assert not _exists(restored.files[0].path)
 
 
-def test_change_feed_has_one_delta_a_version(bench):
+def test_change_feed_has_one_delta_a_version(bench, tmp_path):
     """Catches a change feed that starts at a snapshot instead of the deltas."""
     for _ in range(7):
         bench.commit()
         bench.wait_for_snapshot(bench.parent.version // 3 * 3)
 
-    _, files = bench.session.versions.changes(2, 7, None)
+    _, files = bench.session.versions.changes(2, 7, None, str(tmp_path))
 
     assert [file.trailer.version for file in files] == [2, 3, 4, 5, 6, 7]
     assert all(file.trailer.kind == "delta" for file in files)

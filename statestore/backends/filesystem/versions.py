@@ -23,7 +23,7 @@ from statestore.checkpoint.load import (
     load_files,
     open_ref,
 )
-from statestore.checkpoint.snapshot import SnapshotWriter, is_snapshot_due
+from statestore.checkpoint.snapshot import is_snapshot_due, write_snapshot
 from statestore.checkpoint.trailers import PublishedFile, read_attempt
 from statestore.checkpoint.versions import VersionsBase
 from statestore.codec.trailer import compute_lineage
@@ -62,20 +62,7 @@ class FilesystemVersions(VersionsBase):
         options: StateStoreOptions,
         from_snapshot: tuple[int, str | None] | None = None,
     ) -> LoadedVersion:
-        """Restore a version; its files stay until the next load or commit, or `forget_heads`.
-
-        Args:
-            version: At least 1.
-            checkpoint_id: The attempt in checkpoint format v2, None in v1.
-            num_partitions: The query's, None to take the checkpoint's.
-            options: max_parallelism is checked against the checkpoint.
-            from_snapshot: Version and attempt of the snapshot to start at, as of
-                `chain_from_snapshot`; None for the best.
-
-        Raises:
-            NotFoundError, IncompatibleError, FencedError, CorruptionError, StorageError: As
-                `load_files` and `check_settings`.
-        """
+        """See VersionsBase; the rows are in files."""
         head = self._head_to_load(version, checkpoint_id, num_partitions, options)
         restored = self._restore(head, self._chain_to_load, options, from_snapshot)
         self._recent.remember(head)
@@ -93,10 +80,7 @@ class FilesystemVersions(VersionsBase):
         from_snapshot: tuple[int, str | None] | None,
         _turn: Turn,
     ) -> LoadedVersion:
-        """Restore a version for a reader without a query, beside loads and commits.
-
-        Args and errors as `load`. Its files stay until `end_reading`, or `forget_heads`.
-        """
+        """See VersionsBase."""
         head = self._head_to_load(version, checkpoint_id, None, options)
         restored = self._restore(head, self._chain_to_read, options, from_snapshot)
         self._keep_for_readers(restored.refs, [file.path for file in restored.files])
@@ -128,22 +112,7 @@ class FilesystemVersions(VersionsBase):
     def commit(
         self, new: NewVersion, local_path: str, arrow_length: int, options: StateStoreOptions
     ) -> PublishedFile:
-        """Make a version durable; repeated with the same checkpoint ID, it returns the same.
-
-        Args:
-            new: The version.
-            local_path: A complete Arrow stream; moved or deleted on success.
-            arrow_length: Bytes of the stream.
-            options: fsync_enabled says whether to wait for the disk.
-
-        Guarantee: as `publish_delta`.
-
-        Raises:
-            FencedError: The parent was replaced by another attempt.
-            StorageError: The storage failed, or stream and version are both gone.
-            IncompatibleError: The version does not fit its parent's settings.
-            InvalidArgumentError, InternalError: The stream is not what `new` says.
-        """
+        """See VersionsBase; the stream is in file order."""
         done = self._recent.find_done(new, local_path, sync=options.fsync_enabled)
         if done is not None:
             self._recent.remember(done)
@@ -193,13 +162,10 @@ class FilesystemVersions(VersionsBase):
     def take_snapshot(
         self, head: PublishedFile, scratch_directory: str, options: StateStoreOptions
     ) -> PublishedFile:
-        """Write and publish the snapshot of a version; later commits name it.
-
-        Guarantee and errors as `SnapshotWriter.write`.
-        """
+        """See VersionsBase; the summary is a snapshot."""
         start_ms = self._clock.elapsed_ms()
         restored = load_files(self.location, head, self._chain(head))
-        published = SnapshotWriter(self.location, scratch_directory, options).write(restored)
+        published = write_snapshot(self.location, restored, scratch_directory, options)
         self._announce(published, start_ms)
         return published
 
@@ -217,22 +183,9 @@ class FilesystemVersions(VersionsBase):
             return self.location.path(name) in self._pinned | self._read_pinned
 
     def changes(
-        self, start_version: int, end_version: int, checkpoint_id: str | None
+        self, start_version: int, end_version: int, checkpoint_id: str | None, _directory: str
     ) -> tuple[PublishedFile, list[ChangeFile]]:
-        """Return the deltas of a range of versions, opened and verified, and the last trailer.
-
-        Args:
-            start_version: First version, at least 1.
-            end_version: Last version, inclusive.
-            checkpoint_id: The attempt of end_version in checkpoint format v2, None in v1.
-
-        Their files stay as those of `read`.
-
-        Raises:
-            NotFoundError: One of the versions was expired.
-            IncompatibleError: One was written whole.
-            CorruptionError, FencedError, StorageError: As `load_files`.
-        """
+        """See VersionsBase; the files are the deltas."""
         head = read_attempt(self.location, end_version, checkpoint_id)
         refs = deltas_since(self.location, head, start_version)
         check_first_change(self.location, refs, start_version)

@@ -75,7 +75,7 @@ class HeapVersions(FilesystemVersions):
         options: StateStoreOptions,
         from_snapshot: tuple[int, str | None] | None = None,
     ) -> LoadedVersion:
-        """See FilesystemVersions.
+        """See VersionsBase.
 
         Raises:
             NotFoundError: Also when the driver that held the state is gone (kind driver-lost).
@@ -91,26 +91,26 @@ class HeapVersions(FilesystemVersions):
         from_snapshot: tuple[int, str | None] | None,
         turn: Turn,
     ) -> LoadedVersion:
-        """See FilesystemVersions; raises as `load` when the state is lost."""
+        """See VersionsBase; raises as `load` when the state is lost."""
         with self._loss_named(version):
             return super().read(version, checkpoint_id, options, from_snapshot, turn)
 
     def changes(
-        self, start_version: int, end_version: int, checkpoint_id: str | None
+        self, start_version: int, end_version: int, checkpoint_id: str | None, directory: str
     ) -> tuple[PublishedFile, list[ChangeFile]]:
-        """See FilesystemVersions; raises as `load` when the state is lost."""
+        """See VersionsBase; raises as `load` when the state is lost."""
         with self._loss_named(end_version):
-            return super().changes(start_version, end_version, checkpoint_id)
+            return super().changes(start_version, end_version, checkpoint_id, directory)
 
     def head(self, version: int, checkpoint_id: str | None) -> PublishedFile:
-        """See FilesystemVersions; raises as `load` when the state is lost."""
+        """See VersionsBase; raises as `load` when the state is lost."""
         with self._loss_named(version):
             return super().head(version, checkpoint_id)
 
     def commit(
         self, new: NewVersion, local_path: str, arrow_length: int, options: StateStoreOptions
     ) -> PublishedFile:
-        """See FilesystemVersions; durable until the driver ends.
+        """See VersionsBase; durable until the driver ends.
 
         Raises:
             StorageError: Also when the state is larger than allowed (kind state-too-large), or

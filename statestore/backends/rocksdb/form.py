@@ -81,9 +81,7 @@ class SstForm(FileForm):
             finally:
                 # The view stays. RocksDB would go on to compact a database that is not closed.
                 versions.forget_heads()
-            if local.view is None:
-                return
-            view = View.of(local)
+            view = View(local.view, local.owned)
             try:
                 yield from view.batches(family)
             finally:

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import logging
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.backends.rocksdb.database import LocalDatabase, LocalView
 from statestore.backends.rocksdb.merging import LaidOut, lay_out, open_sst
-from statestore.checkpoint.load import PARALLEL_FETCHES
+from statestore.checkpoint.load import PARALLEL_FETCHES, LoadedVersion
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
 from statestore.codec.references import VersionRef
-from statestore.codec.state_file import StateFile
 from statestore.core.errors import StorageError
 from statestore.core.key_groups import KeyGroupSet
 from statestore.core.options import StateStoreOptions
@@ -30,25 +28,6 @@ if TYPE_CHECKING:
     from statestore.codec.sealed_file import SealedFile
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LocalVersion:
-    """A version in the local database.
-
-    Attributes:
-        head: The delta of the version.
-        view: Directory of its view, None for a store that never had rows.
-        files_read, bytes_read: Fetched files and bytes.
-        has_foreign_rows: Whether the view has rows of other state partitions, to be passed over.
-    """
-
-    head: PublishedFile
-    view: str | None
-    files_read: int
-    bytes_read: int
-    has_foreign_rows: bool
-    files: tuple[StateFile, ...] = ()
 
 
 class LocalVersions:
@@ -77,7 +56,7 @@ class LocalVersions:
 
     def bring_to(
         self, head: PublishedFile, chain: tuple[FileRef, ...], options: StateStoreOptions
-    ) -> LocalVersion:
+    ) -> LoadedVersion:
         """Make a view of a version, from the nearest state that is there.
 
         Args:
@@ -118,7 +97,7 @@ class LocalVersions:
 
     def _advance(
         self, database: LocalDatabase, head: PublishedFile, chain: tuple[FileRef, ...]
-    ) -> LocalVersion:
+    ) -> LoadedVersion:
         """Bring the database itself to a version, from the nearest state that is there."""
         target = head.trailer.version_ref
         owned = head.trailer.key_groups
@@ -142,14 +121,10 @@ class LocalVersions:
 
     def _version(
         self, head: PublishedFile, view: LocalView, read: tuple[FileRef, ...]
-    ) -> LocalVersion:
-        return LocalVersion(
-            head,
-            view.path,
-            files_read=len(read),
-            bytes_read=sum(ref.size for ref in read),
-            has_foreign_rows=view.is_mixed,
-        )
+    ) -> LoadedVersion:
+        owned = head.trailer.key_groups if view.is_mixed else None
+        num_bytes = sum(ref.size for ref in read)
+        return LoadedVersion(head, read, num_bytes, view=view.path, owned=owned)
 
     def _find_near(
         self, database: LocalDatabase, refs: tuple[FileRef, ...]

@@ -18,7 +18,7 @@ from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.chain import files_to_merge, newest_summary
 from statestore.backends.rocksdb.change_feed import write_change_feed
 from statestore.backends.rocksdb.database import NUM_VIEWS, LocalDatabase, local_errors
-from statestore.backends.rocksdb.local_versions import LocalVersion, LocalVersions
+from statestore.backends.rocksdb.local_versions import LocalVersions
 from statestore.backends.rocksdb.merging import merge_files
 from statestore.checkpoint.commit import (
     Body,
@@ -48,7 +48,7 @@ from statestore.core.progress import Turn
 if TYPE_CHECKING:
     from statestore.backends.rocksdb.database_memory import DatabaseMemory
     from statestore.checkpoint.layout import StoreLocation
-    from statestore.checkpoint.load import ChangeFile
+    from statestore.checkpoint.load import ChangeFile, LoadedVersion
     from statestore.codec.references import FileRef
     from statestore.core.clock import Clock
 
@@ -108,11 +108,8 @@ class RocksDBVersions(VersionsBase):
         num_partitions: int | None,
         options: StateStoreOptions,
         from_snapshot: tuple[int, str | None] | None = None,
-    ) -> LocalVersion:
-        """Bring a version into the local database, fetching the missing files.
-
-        Args and errors as FilesystemVersions.load; StorageError also when the local disk failed.
-        """
+    ) -> LoadedVersion:
+        """See VersionsBase; the rows are in a view, as those of `read` and `view`."""
         head = self._head_to_load(version, checkpoint_id, num_partitions, options)
         if from_snapshot is not None:
             with self._reading:
@@ -129,12 +126,11 @@ class RocksDBVersions(VersionsBase):
         options: StateStoreOptions,
         from_snapshot: tuple[int, str | None] | None,
         turn: Turn,
-    ) -> LocalVersion:
-        """Make a view of a version for a reader without a query, beside loads and commits.
+    ) -> LoadedVersion:
+        """See VersionsBase.
 
-        A version that the query's database is at, or has a view of, is taken from there; `turn`
-        keeps loads and commits away meanwhile. Any other goes into a database for readers: the
-        query's stays at the parent of the next commit. Args and errors as `load`.
+        A version that the query's database is at, or has a view of, is taken from there in its
+        turn with loads and commits. Any other goes into a database for readers.
         """
         head = self._head_to_load(version, checkpoint_id, None, options)
         if from_snapshot is None and turn.try_acquire(_WAIT_FOR_TURN_S):
@@ -152,7 +148,7 @@ class RocksDBVersions(VersionsBase):
             return read
 
     def end_reading(self) -> None:
-        """Release the readers' database; open views stay readable. Waits for no reader."""
+        """See VersionsBase; open views stay readable. Waits for no reader."""
         if self._reading.try_acquire():
             try:
                 self._read.forget()
@@ -172,7 +168,7 @@ class RocksDBVersions(VersionsBase):
         head: PublishedFile,
         chain: tuple[FileRef, ...],
         options: StateStoreOptions,
-    ) -> LocalVersion:
+    ) -> LoadedVersion:
         """Bring a version into a local database by a chain, or else by the one it names."""
         named = head.chain
         try:
@@ -188,7 +184,7 @@ class RocksDBVersions(VersionsBase):
 
     def _replay(
         self, head: PublishedFile, snapshot: tuple[int, str | None], options: StateStoreOptions
-    ) -> LocalVersion:
+    ) -> LoadedVersion:
         """Make a view of a version by exactly one snapshot, in a database of its own.
 
         The store's may have the version by another way. Open views of an earlier replay stay
@@ -213,11 +209,10 @@ class RocksDBVersions(VersionsBase):
     def commit(
         self, new: NewVersion, local_path: str, arrow_length: int, options: StateStoreOptions
     ) -> PublishedFile:
-        """Make a version durable; the local database follows for the next reader.
+        """See VersionsBase; the local database follows for the next reader.
 
-        As FilesystemVersions.commit, but the stream may be in any order, or is an SST where `new`
-        says so. With rocksdb_incremental off, the durable file is all the state. StorageError also
-        when the local disk failed.
+        The stream may be in any order, or is an SST where `new` says so. With rocksdb_incremental
+        off, the durable file is all the state.
         """
         done = self._recent.find_done(new, local_path, sync=options.fsync_enabled)
         if done is not None:
@@ -333,13 +328,8 @@ class RocksDBVersions(VersionsBase):
 
     def view(
         self, version: VersionRef, checkpoint_format: int, options: StateStoreOptions
-    ) -> LocalVersion:
-        """Return a version as `load` does, for its committer; rows are not counted.
-
-        Raises:
-            FencedError: It was replaced by another attempt.
-            NotFoundError, IncompatibleError, CorruptionError, StorageError: As `load`.
-        """
+    ) -> LoadedVersion:
+        """See VersionsBase."""
         head = self._recent.recall(version)
         if head is None:
             checkpoint_id = version.checkpoint_id if checkpoint_format >= 2 else None
@@ -353,7 +343,7 @@ class RocksDBVersions(VersionsBase):
         self._local.shrink()
 
     def forget_local(self) -> None:
-        """Remove local files that `forget_heads` leaves."""
+        """See VersionsBase."""
         self._local.forget()
         self.end_reading()
 
@@ -364,10 +354,7 @@ class RocksDBVersions(VersionsBase):
     def take_snapshot(
         self, head: PublishedFile, scratch_directory: str, options: StateStoreOptions
     ) -> PublishedFile:
-        """Merge files of a version, all if no merge is due; later commits name the result.
-
-        Guarantee and errors as `merge_files`.
-        """
+        """See VersionsBase; it is made of the files that a merge is due for, else of all."""
         start_ms = self._clock.elapsed_ms()
         chain = self._chain(head)
         sources = files_to_merge(chain, options.rocksdb_merge_min_files) or chain
@@ -395,10 +382,7 @@ class RocksDBVersions(VersionsBase):
     def changes(
         self, start_version: int, end_version: int, checkpoint_id: str | None, directory: str
     ) -> tuple[PublishedFile, list[ChangeFile]]:
-        """Return the deltas of a range of versions in local files, and the last trailer.
-
-        Args and errors as FilesystemVersions.changes; `directory` as `write_change_feed` takes it.
-        """
+        """See VersionsBase; the files are in `directory`, as `write_change_feed` makes them."""
         head = read_attempt(self.location, end_version, checkpoint_id)
         deltas = deltas_since(self.location, head, start_version)
         return head, write_change_feed(

@@ -15,7 +15,6 @@ from statestore.codec.rows import rows_in
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from statestore.backends.rocksdb.local_versions import LocalVersion
     from statestore.core.key_groups import KeyGroupSet
 
 
@@ -37,12 +36,6 @@ class View:
             self._database = Rdict(path, options, access_type=AccessType.read_only())
         self._owned = owned
         self._path = path
-
-    @classmethod
-    def of(cls, local: LocalVersion) -> View:
-        """Open the view of a loaded version that has one."""
-        owned = local.head.trailer.key_groups if local.has_foreign_rows else None
-        return cls(local.view or "", owned)
 
     def count(self) -> int:
         """Return how many rows there are, by reading them all.
