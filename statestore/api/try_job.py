@@ -282,8 +282,17 @@ class _Attempt:
         if not own <= found.version <= old.newest_version:
             return False
         with open_checkpoint(self.trial._below(CHECKPOINT).place) as branch:
-            # After a repair the checkpoint may have planned other batches than the trial has run.
-            return input_of(branch, found.version) == input_of(old, found.version)
+            mine, theirs = (input_of(each, found.version) for each in (branch, old))
+        # `rows` may have given the version that the branch begins with another time.
+        part = 1 if found.version == found.first_version else None
+        if mine[:part] == theirs[:part]:
+            return True
+        _log.warning(
+            "the trial in %s begins anew: the checkpoint has planned other batches since, as after "
+            "a repair",
+            self.trial.uri,
+        )
+        return False
 
     @contextmanager
     def _alone(self, io: TreeFileIO, path: str, known: Record | None) -> Iterator[None]:

@@ -142,8 +142,8 @@ def require_own_state(
             the same for a copy on another storage.
         state_io: The other storage.
         state_root: The state's directory there.
-        is_here: Whether another `state` directory, by its URI, is the checkpoint's by another name:
-            whether it has a lease, too, that the caller holds.
+        is_here: Whether another `state` directory, by its URI, is the checkpoint's by another name.
+            Only who holds a lease, and looks for it there, can tell where it is another mount.
 
     Raises:
         IncompatibleError: The state was made for another checkpoint (kind other-checkpoint).

@@ -9,7 +9,7 @@ A tuple, a NamedTuple and a dataclass are rows of their fields; every other type
     Annotated[T, "TYPE"]: TYPE, as in Annotated[Decimal, "DECIMAL(18,2)"]
 
 Where a value of several fields is meant, a Row of Spark is taken by its names, which are those of
-the fields or columns.
+the fields or columns; where those of a state have none, as in tuple[int, str], by their order.
 
 A row has one form, whether a value was just made one or Spark read it: structs are tuples, arrays
 lists, scalars what `statestore.keyed.scalars` makes of them. A datetime comes back in UTC; one that
@@ -176,7 +176,8 @@ class _Maker:
             )
         inside = replace(self, within=(*self.within, kind))
         columns = [inside.column(*each) for each in zip(hints, types, strict=True)]
-        record = record._replace(read=_or_by_name(names, record.read))
+        if record.is_named or named is not None or self.is_output:
+            record = record._replace(read=_or_by_name(names, record.read))
         return record, dict(zip(names, columns, strict=True))
 
     def _not_null(self, kind: Any, named: Json) -> _Column:

@@ -79,7 +79,7 @@ class StateDescriptor(ABC):
         is_text = isinstance(name, str) and bool(name) and name == name.strip()
         if not is_text or name.startswith("$") or name == "default":
             raise InvalidArgumentError(
-                "the name of a state variable is not text, or one of Spark's: 'default', '$…'",
+                "the name of a state variable is no text, empty, or Spark's, as 'default', '$…'",
                 to_fix="give another name, such as 'count', without spaces around it",
                 name=self.name,
             )

@@ -36,7 +36,7 @@ IN = TypeVar("IN")
 OUT = TypeVar("OUT")
 _UNREAD: Any = object()
 _MOST_ROWS = 10_000
-"""Rows of a list in one message to the JVM: one of more than 2 GiB cannot be sent."""
+"""Most rows of a list in one message to the JVM, which ends a batch where it has above 2 GiB."""
 
 
 def _begun(rows: Iterator[Any]) -> Iterator[Any]:
@@ -176,13 +176,15 @@ class ListState(Generic[T]):
     def add(self, value: T) -> None:
         """Append an element."""
         self._added.append(self._to_row(value))
-        if len(self._added) == _MOST_ROWS:
+        if len(self._added) >= _MOST_ROWS:
             self.flush()
 
     def add_all(self, values: Iterable[T]) -> None:
         """Append elements."""
         rows = list(map(self._to_row, values))  # which may read the list
         self._added += rows
+        if len(self._added) >= _MOST_ROWS:
+            self.flush()
 
     def update(self, values: Iterable[T]) -> None:
         """Replace all elements; by none clears the list."""
@@ -200,9 +202,9 @@ class ListState(Generic[T]):
 
     def flush(self) -> None:
         """Write what was appended. The runtime calls it when the rows of a key are done."""
-        added, self._added = self._added, []
-        for start in range(0, len(added), _MOST_ROWS):
-            self._variable.appendList(added[start : start + _MOST_ROWS])
+        while self._added:  # what cannot be written stays, and ends the batch at its last flush
+            self._variable.appendList(self._added[:_MOST_ROWS])
+            del self._added[:_MOST_ROWS]
 
     def _put(self, rows: list[tuple[Any, ...]]) -> None:
         """Replace all elements by some rows."""

@@ -254,7 +254,7 @@ def require_watermark(watermark_ms: Any) -> None:
     """
     if type(watermark_ms) is not int or not 0 <= watermark_ms <= LAST_MS:
         raise InvalidArgumentError(
-            "the watermark is not a number of milliseconds since 1970",
+            "the watermark is not a time from 1970 to the year 9999 in milliseconds",
             watermark_ms=watermark_ms,
             to_fix="give an int of milliseconds since the Unix epoch, of the year 9999 at most",
         )

@@ -127,7 +127,7 @@ class Plans:
                 made = self._kept.pop(confirmation, None)
             if made is None or made.checkpoint is not checkpoint:
                 raise InvalidArgumentError(
-                    "there is no such plan: it was never shown, or is done",
+                    "there is no such plan: it was never shown, is done, or is too old",
                     to_fix="show the plan again",
                 )
             if made.planned and str(made.run(True)) != made.planned:

@@ -79,7 +79,13 @@ def _minor(known: Known, minor: str, kept: Path) -> Iterator[str]:
     if not run:
         return
     providers = [p for p in OURS if any(results.of(p) for results in run.values())]
-    yield from ("", f"## On Spark {minor}", "", "Passed of those that ran and need a store:", "")
+    yield from (
+        "",
+        f"## On Spark {minor}",
+        "",
+        "Passed of those that ran and need a store; an empty field was not run:",
+        "",
+    )
     yield f"| suite | tests | need a store | {' | '.join(providers)} |"
     yield "|---" * (3 + len(providers)) + "|"
     for group, suites in known.groups.items():

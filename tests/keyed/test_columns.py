@@ -10,7 +10,6 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Annotated, Any, NamedTuple
 
-import pandas as pd
 import pyspark
 import pytest
 from pyspark.sql import Row
@@ -191,6 +190,7 @@ def test_time_of_the_output_is_in_the_zone_of_the_worker(monkeypatch: pytest.Mon
     monkeypatch.setenv("TZ", "America/New_York")
     time.tzset()
     naive = datetime(2020, 2, 29, 7)  # noqa: DTZ001
+    pd = pytest.importorskip("pandas")
     try:
         by_ddl = columns_of(
             "a TIMESTAMP, n TIMESTAMP_NTZ, l ARRAY<TIMESTAMP>, m MAP<STRING, TIMESTAMP>, "
@@ -227,6 +227,7 @@ def test_row_of_spark_is_taken_by_its_names(kind: Any) -> None:
     assert to_row(Row(page="p", user="u")) == ("u", "p")
     with pytest.raises(InvalidArgumentError, match="with other names"):
         to_row(Row(page="p", name="u"))
+    assert columns_of(tuple[str, str]).to_row(Row(page="p", user="u")) == ("p", "u")
 
 
 def test_client_without_a_jvm_has_its_columns_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import date, timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -65,7 +66,8 @@ def test_instances_of_a_function_have_handles_of_their_own() -> None:
 
 
 def test_list_is_sent_in_messages_that_are_not_too_long() -> None:
-    """Catches all that a hot key adds in a batch in one message, which cannot pass 2 GiB."""
+    """Catches all that a hot key adds in a batch in one message, which cannot pass 2 GiB, and
+    what is lost of it where a message is refused and the function goes on."""
     sent: list[tuple[str, int]] = []
     store = a_store()
     runtime = RuntimeContext(task(store), {}, "None")
@@ -79,14 +81,25 @@ def test_list_is_sent_in_messages_that_are_not_too_long() -> None:
     for name in ("put", "appendList"):
         setattr(variable, name, partial(send, name, getattr(variable, name)))
 
+    refuses = [True]
+
+    def refuse_once(call: Any, rows: Any) -> None:
+        if refuses and len(rows) == 10_000:
+            refuses.clear()
+            raise OSError("the JVM is busy")
+        call(rows)
+
+    variable.appendList = partial(refuse_once, variable.appendList)
     for number in range(12_000):
-        state.add(number)
+        with suppress(OSError):
+            state.add(number)
     state.add_all(range(12_000, 25_000))
     assert list(state.get()) == list(range(25_000))
     state.update(range(15_000))
     assert list(state.get()) == list(range(15_000))
 
-    appended = [10_000, 10_000, 5_000]
+    assert not refuses
+    appended = [10_000, 1, 10_000, 4_999]
     assert sent == [*(("appendList", n) for n in appended), ("put", 10_000), ("appendList", 5_000)]
 
 

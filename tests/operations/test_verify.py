@@ -290,6 +290,21 @@ def test_source_that_a_query_reads_twice_has_one_log(tmp_path):
     assert len(checkpoint.verify().findings) == 1
 
 
+def test_source_that_is_lost_before_the_first_commit_is_found(tmp_path):
+    """Catches a first batch that would read other files than were planned, called well."""
+    query = make_query(tmp_path / "query")
+    shutil.rmtree(tmp_path / "query" / "commits")
+    for entry in (tmp_path / "query" / "offsets").iterdir():
+        if entry.name != "0":
+            entry.unlink()
+    assert Checkpoint(query.path).verify().ok
+    _lose_all(tmp_path / "query" / "sources")
+
+    (finding,) = Checkpoint(query.path).verify().findings
+
+    assert (finding.version, finding.kind) == (0, "file-not-found")
+
+
 def test_an_entry_that_is_gone_is_one_finding(tmp_path):
     """Catches damage that is told twice."""
     made = make_query(tmp_path, num_batches=2)

@@ -153,7 +153,7 @@ def _check_memory_limit(memory_limit: str) -> None:
     given = _MEMORY.fullmatch(str(memory_limit))
     if not given or float(given[1]) * 1024 ** _UNITS.index((given[2] or "").upper()) > _MOST_MEMORY:
         raise InvalidArgumentError(
-            "the memory limit is not a size such as 512MB",
+            "the memory limit is not a size such as 512MB, or is too large",
             memory_limit=memory_limit,
             to_fix="give a number and its unit, such as 1GB",
         )

@@ -152,9 +152,8 @@ def require_same_input(old: OpenCheckpoint, branch: OpenCheckpoint, compared: in
         NotFoundError, CorruptionError, StorageError: The logs cannot be read.
     """
     find_newest(old)
-    if (
-        not old.is_between_batches
-    ):  # a savepoint of it would have the batch of an edit that was begun
+    # A savepoint of it would have the batch of an edit that was begun.
+    if not old.is_between_batches:
         raise_unfinished(old)
     mine = [(each.newest_version, input_of(each, each.newest_version)) for each in (old, branch)]
     is_compared = old.newest_version == compared

@@ -107,9 +107,9 @@ def verify_back(
 ) -> Iterator[Verification]:
     """Verify the committed versions of a checkpoint one by one, newest first.
 
-    Each file is read once, whichever versions it is of. A version older than the newest that some
-    damage makes unreadable is given up without the rows of its other stores, so however many
-    versions one file makes unreadable, deep reads about as much as two of them are.
+    The checksums of a file are verified once, whichever versions it is of. A version older than the
+    newest that they make unreadable is given up without the rows of its other stores: however many
+    versions a damaged file makes unreadable, deep reads the rows of about two.
 
     Args:
         checkpoint: Of a query, on a provider of this package.
@@ -173,7 +173,6 @@ class _Share:
     directory: str
     heads: list[tuple[int, PublishedFile]]
     skips_expired: bool
-    reads_rows: bool
     errors: dict[str, StateStoreError | None]
 
 
@@ -182,7 +181,7 @@ def _verify_share(share: _Share) -> _Found:
         verifier = _Verifier(checkpoint, deep=True, skips_expired=share.skips_expired)
         verifier.found.errors |= share.errors
         for version, head in share.heads:
-            verifier.verify_store(version, head, reads_rows=share.reads_rows)
+            verifier.verify_store(version, head, reads_rows=True)
         return verifier.found
 
 
@@ -290,7 +289,7 @@ class _Verifier:
             findings=tuple(
                 finding
                 for finding in sorted(self.found.findings, key=_order)
-                if finding.version in versions
+                if (not versions or finding.version in versions)
                 and not (self._skips_expired and finding.version in self.found.expired)
             ),
         )
@@ -310,7 +309,7 @@ class _Verifier:
     def _verify_stores(
         self, heads: list[tuple[int, PublishedFile]], progress: Progress, *, reads_rows: bool
     ) -> None:
-        shares = self._shares(heads, reads_rows=reads_rows)
+        shares = self._shares(heads) if reads_rows else []
         if shares:
             self._run_in_processes(shares, progress)
         else:
@@ -333,13 +332,11 @@ class _Verifier:
             done += len(share.heads)
             progress(done, total)
 
-    def _shares(self, heads: list[tuple[int, PublishedFile]], *, reads_rows: bool) -> list[_Share]:
+    def _shares(self, heads: list[tuple[int, PublishedFile]]) -> list[_Share]:
         """Return a share for each process to take when it is done with one; none if none pays.
 
         All versions of a store are in one: they have files in common, which are read once.
         """
-        if not self._deep:
-            return []
         stores: dict[StoreName, list[tuple[int, PublishedFile]]] = {}
         for version, head in heads:
             stores.setdefault(head.trailer.store, []).append((version, head))
@@ -354,7 +351,6 @@ class _Verifier:
                 directory,
                 list(chain.from_iterable(share)),
                 self._skips_expired,
-                reads_rows,
                 self.found.errors,
             )
             for share in into_shares(list(stores.values()))
