@@ -38,7 +38,7 @@ from statestore.core.text import (
     to_json,
 )
 from statestore.io.hadoop_process import HADOOP_PREFIXES
-from statestore.operations.file_forms import form_of
+from statestore.operations.rows_file_form import form_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, StorageError
 from statestore.core.text import to_cell, to_json
 from statestore.io.local import written_beside
-from statestore.operations.file_forms import FileForm, form_of
+from statestore.operations.rows_file_form import RowsFileForm, form_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -145,15 +145,15 @@ def _text(value: Any) -> str | None:
 
 
 _OPENERS = {
-    FileForm.PARQUET: _parquet,
-    FileForm.ARROW: _arrow,
-    FileForm.CSV: _csv,
-    FileForm.JSON: _json,
+    RowsFileForm.PARQUET: _parquet,
+    RowsFileForm.ARROW: _arrow,
+    RowsFileForm.CSV: _csv,
+    RowsFileForm.JSON: _json,
 }
 
 
 @contextmanager
-def _written(path: str, form: FileForm) -> Iterator[str]:
+def _written(path: str, form: RowsFileForm) -> Iterator[str]:
     """Yield a path to write to, as `written_beside`, for a block that writes rows."""
     from pyarrow import ArrowException
 

@@ -12,7 +12,7 @@ what a version had read.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from threading import Lock
@@ -126,7 +126,9 @@ def verify_back(
     verifier.verify_batch_under_way()
     for batch in reversed(checkpoint.done_batches):
         is_newest = batch + 1 == checkpoint.newest_version
-        yield verifier.run([batch + 1], progress, gives_up=not is_newest)
+        found = verifier.run([batch + 1], progress, gives_up=not is_newest)
+        own = tuple(finding for finding in found.findings if finding.version == batch + 1)
+        yield replace(found, findings=own)
 
 
 @dataclass
@@ -289,8 +291,7 @@ class _Verifier:
             findings=tuple(
                 finding
                 for finding in sorted(self.found.findings, key=_order)
-                if (not versions or finding.version in versions)
-                and not (self._skips_expired and finding.version in self.found.expired)
+                if not self._skips_expired or finding.version not in self.found.expired
             ),
         )
 

@@ -21,7 +21,7 @@ from statestore.codec.key_bytes import key_type, value_type
 from statestore.codec.rows import to_numpy
 from statestore.codec.spark_types import VARIANT_PARTS
 from statestore.core.errors import InvalidArgumentError
-from statestore.operations.file_forms import FileForm, form_of
+from statestore.operations.rows_file_form import RowsFileForm, form_of
 from statestore.operations.typed_text import MisfitError, parsed, value_of, value_of_text
 
 if TYPE_CHECKING:
@@ -356,10 +356,10 @@ def _refused(
     )
 
 
-_READERS: dict[FileForm, Callable[[bytes, Path, dict[str, SparkType]], pa.Table]] = {
-    FileForm.PARQUET: _read_parquet,
-    FileForm.ARROW: _read_arrow,
-    FileForm.CSV: _read_csv,
-    FileForm.JSON: _read_json,
+_READERS: dict[RowsFileForm, Callable[[bytes, Path, dict[str, SparkType]], pa.Table]] = {
+    RowsFileForm.PARQUET: _read_parquet,
+    RowsFileForm.ARROW: _read_arrow,
+    RowsFileForm.CSV: _read_csv,
+    RowsFileForm.JSON: _read_json,
 }
 """Reads the bytes of a file; the path is for errors."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class FileForm(Enum):
+class RowsFileForm(Enum):
     """A form of a file of rows; the value is its name."""
 
     PARQUET = "Parquet"
@@ -22,20 +22,20 @@ class FileForm(Enum):
     @property
     def has_types(self) -> bool:
         """Whether a file tells the types of its columns, and is not text."""
-        return self in (FileForm.PARQUET, FileForm.ARROW)
+        return self in (RowsFileForm.PARQUET, RowsFileForm.ARROW)
 
 
 _BY_SUFFIX = {
-    ".parquet": FileForm.PARQUET,
-    ".arrow": FileForm.ARROW,
-    ".csv": FileForm.CSV,
-    ".json": FileForm.JSON,
-    ".jsonl": FileForm.JSON,
-    "": FileForm.PARQUET,
+    ".parquet": RowsFileForm.PARQUET,
+    ".arrow": RowsFileForm.ARROW,
+    ".csv": RowsFileForm.CSV,
+    ".json": RowsFileForm.JSON,
+    ".jsonl": RowsFileForm.JSON,
+    "": RowsFileForm.PARQUET,
 }
 
 
-def form_of(path: Path) -> FileForm:
+def form_of(path: Path) -> RowsFileForm:
     """Return the form of a file of rows by its name: Parquet where that has no suffix.
 
     Raises:
