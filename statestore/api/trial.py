@@ -28,7 +28,10 @@ from statestore.operations.trial.record import (
     AGAINST,
     CHECKPOINT,
     HISTORY,
+    NEW,
+    OLD,
     RECORD_NAME,
+    TRANSFORMED,
     Record,
     State,
     read_record,
@@ -49,8 +52,6 @@ if TYPE_CHECKING:
     from statestore.io.file_io import TreeFileIO
     from statestore.operations.result import Progress
 
-NEW, OLD, TRANSFORMED = "new", "old", "transformed"
-"""Directories in a trial: rows that each code gave its sink, and a savepoint of other rows."""
 _DROP = "drop"
 _DIRECTORIES = {CHECKPOINT, AGAINST, NEW, OLD, TRANSFORMED}
 

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from statestore.api.checkpoint import Checkpoint, Directory, Savepoint
 from statestore.api.reaching import Reach
-from statestore.api.trial import NEW, OLD, TRANSFORMED, Trial, uri_beside
+from statestore.api.trial import Trial, uri_beside
 from statestore.checkpoint.layout import is_temporary
+from statestore.checkpoint.pins import pin_id_for
 from statestore.core.defaults import BATCHES_REPEATED
 from statestore.core.errors import InUseError, InvalidArgumentError, require_several
 from statestore.io.storage import is_same_directory
@@ -30,6 +31,9 @@ from statestore.operations.trial.branching import check_triable, first_version_o
 from statestore.operations.trial.record import (
     AGAINST,
     CHECKPOINT,
+    NEW,
+    OLD,
+    TRANSFORMED,
     Compared,
     Record,
     State,
@@ -148,7 +152,7 @@ def try_job(
     with ck._reach.checkpoint() as old:
         version = find_version(old)
         # Its state is compared when the code has run, which takes as long as it takes.
-        with version.pinned(record.attempt or reach.place.ids.new_id()):
+        with version.pinned(pin_id_for(it.uri, reach.place.ids)):
             record = attempt.run(record, version.version, tuple(submit), reach.given)
             attempt.compare(record, Rule(frozenset(ignore), same))
     return it

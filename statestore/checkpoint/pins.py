@@ -8,6 +8,7 @@ of a process that died goes with the first cleanup after its hour, and so do the
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from statestore.checkpoint.layout import StoreLocation
+    from statestore.core.ids import IdSource
     from statestore.io.file_io import FileInfo
 
 logger = logging.getLogger(__name__)
@@ -29,6 +31,7 @@ MIN_RETAINED = 2
 """Versions of a store that are retained at least: a failed batch starts from the one before."""
 LASTS_MS = 3600 * 1000
 _RENEWALS = 3  # in the time a pin lasts
+_FOR = 16  # hex digits of an ID that say what for, of 32
 _RETRIES = 3  # of single stores
 _RETRY_S = 60.0
 _MAX_REQUESTS_AT_ONCE = 8
@@ -58,7 +61,21 @@ def oldest_to_retain(
     return oldest, expired
 
 
-def ids_of_pin(pin_id: str) -> tuple[str, str]:
+def pins_for(directory: str) -> str:
+    """Return what the IDs of all pins begin with that calls hold which make a directory.
+
+    Args:
+        directory: Its URI, or its path.
+    """
+    return hashlib.sha256(directory.encode()).hexdigest()[:_FOR]
+
+
+def pin_id_for(directory: str, ids: IdSource) -> str:
+    """Return an ID for the pin of a call that makes a directory, see `pins_for`."""
+    return pins_for(directory) + ids.new_id()[_FOR:]
+
+
+def _ids_of_pin(pin_id: str) -> tuple[str, str]:
     """Return the two IDs that are in the names of a pin."""
     return pin_id, f"{int(pin_id, 16) ^ 1:032x}"
 
@@ -79,7 +96,7 @@ def pinned(locations: Sequence[StoreLocation], version: int, pin_id: str) -> Ite
     deletes a file that the version needs. A cleanup that was running may, if the version was the
     oldest to retain or older. No error of the storage is raised; a pin that stays expires.
     """
-    names = [pin_name(version, one) for one in ids_of_pin(pin_id)]
+    names = [pin_name(version, one) for one in _ids_of_pin(pin_id)]
     num_renewed = 0
     is_over = threading.Event()
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from statestore.backends.forms import work_in
 from statestore.checkpoint.history import Event, append
 from statestore.checkpoint.layout import BODIES, StoreLocation
+from statestore.checkpoint.pins import pin_id_for
 from statestore.checkpoint.placement import make_placement
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, write_bytes
 from statestore.codec.references import StoreName
@@ -35,6 +36,8 @@ from statestore.operations.passes import BytesDone, NewState, write_added
 from statestore.operations.result import Made, no_progress
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.io.place import Place
     from statestore.operations.batches import CheckpointIds
@@ -192,7 +195,7 @@ class Copy(Generic[Outcome]):
                 read, a storage failed, or another process began the directory anew.
         """
         with (
-            self.version.pinned(self.target.ids.new_id()) if self.pins else nullcontext(),
+            self._pinned(),
             begin_directory(
                 self.target, self.operation, self.source.uri, self.ask, self.says, self.keeps
             ) as target,
@@ -238,6 +241,11 @@ class Copy(Generic[Outcome]):
                     error,
                 )
         return told
+
+    def _pinned(self) -> AbstractContextManager[None]:
+        if not self.pins:
+            return nullcontext()
+        return self.version.pinned(pin_id_for(self.target.uri, self.target.ids))
 
     def _begin_state(self, target: NewDirectory, progress: Progress) -> NewState:
         """Return the state of a directory that was begun, on the storage that is to have it."""

@@ -18,7 +18,7 @@ from statestore.checkpoint.history import newest_event
 from statestore.checkpoint.layout import parse_lease_name, parse_pin_name
 from statestore.checkpoint.lease import INTERVALS, Holder, Lease, Leases
 from statestore.checkpoint.lease_watch import await_end
-from statestore.checkpoint.pins import LASTS_MS, ids_of_pin
+from statestore.checkpoint.pins import LASTS_MS
 from statestore.checkpoint.placement import require_own_state
 from statestore.checkpoint.query_log import QueryLog
 from statestore.core.clock import SystemClock
@@ -219,22 +219,24 @@ def require_directory_not_in_use(io: FileIO, path: str, clock: Clock) -> None:
     await_end(leases, leases.list(), 0, path, clock)
 
 
-def require_no_pins(checkpoint: OpenCheckpoint, files: Iterable[FileInfo], but: str = "") -> None:
+def require_no_pins(
+    checkpoint: OpenCheckpoint, files: Iterable[FileInfo], but: tuple[str, ...] = ()
+) -> None:
     """Check that nobody reads files that are to be deleted, as far as pins tell.
 
     Args:
         checkpoint: The checkpoint.
         files: What is listed of it, with pins of versions whose files are to be deleted.
-        but: ID of a pin that is passed over.
+        but: Beginnings of IDs of pins that are passed over, as `pins_for`.
 
     Raises:
         InUseError: Somebody does.
     """
     now_ms = checkpoint.clock.now_ms()
     pins = [info for info in files if parse_pin_name(posixpath.basename(info.name)) is not None]
-    passed_over = ids_of_pin(but) if but else ()
     for info in pins:
-        if now_ms - info.modified_ms <= LASTS_MS and info.name.split(".")[-2] not in passed_over:
+        passed_over = info.name.split(".")[-2].startswith(but)
+        if now_ms - info.modified_ms <= LASTS_MS and not passed_over:
             raise InUseError(
                 "somebody reads the files: a copy that is being made, SQL, or a trial",
                 checkpoint=checkpoint.uri,

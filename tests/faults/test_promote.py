@@ -14,7 +14,7 @@ import pytest
 
 from statestore import Checkpoint, Savepoint, Trial, try_job
 from statestore.checkpoint.layout import pin_name
-from statestore.checkpoint.pins import ids_of_pin
+from statestore.checkpoint.pins import pin_id_for
 from statestore.core.clock import ManualClock
 from statestore.core.errors import (
     FencedError,
@@ -67,7 +67,7 @@ def _on_dying_disk(lives):
 def _begin_and_die(world, lives):
     _on_dying_disk(lives)
     with suppress(InvalidArgumentError):
-        try_job(world.root / "checkpoint", world.root / "job.py", trial=world.root / "new")
+        try_job(world.root / "checkpoint", world.root / "job.py", trial=world.root / "trial")
 
 
 def _drop_and_die(world, lives):
@@ -260,7 +260,9 @@ def test_trial_that_is_killed_while_it_begins_or_goes_is_begun_or_gone(made, tmp
     for target, every in ((_begin_and_die, 4), (_drop_and_die, 6)):
         for step in count(0, every):
             world = World(original, tmp_path / "world")
-            trial = world.root / ("new" if target == _begin_and_die else "trial")
+            trial = world.root / "trial"
+            if target == _begin_and_die:
+                shutil.rmtree(trial)
             was_killed = is_killed(target, world, step)
             world.end_process()
             assert world.stands == old
@@ -303,10 +305,8 @@ def test_trial_that_was_killed_before_is_promoted(made, tmp_path):
     """Catches an hour for which the query stands still, since a dead try pins what it compared."""
     original, old, new = made
     world = World(original, tmp_path / "world")
-    directory = str(world.root / "trial")
-    attempt, other = RandomIds().new_id(), RandomIds().new_id()
-    write_record(LocalFileIO(), directory, read_record(LocalFileIO(), directory), attempt=attempt)
-    for pin_id in (*ids_of_pin(attempt), other):
+    other = RandomIds().new_id()
+    for pin_id in (pin_id_for(world.trial.uri, RandomIds()), other):
         (world.root / "checkpoint/state/0/0" / pin_name(3, pin_id)).write_text("")
 
     with pytest.raises(InUseError, match=f"a trial.*{other}"):
@@ -317,6 +317,29 @@ def test_trial_that_was_killed_before_is_promoted(made, tmp_path):
 
     assert world.stands == new
     world.check_whole()
+
+
+def test_trial_whose_first_try_died_while_it_branched_is_promoted(made, tmp_path):
+    """Catches the same hour after a try that was killed before its branch was whole."""
+    original, _, new = made
+    (original / "job.py").write_text("")
+    num_left = 0
+    for step in count(0, 3):
+        world = World(original, tmp_path / "world")
+        trial = (world.root / "trial").rename(world.root / "new")
+        was_killed = is_killed(_begin_and_die, world, step)
+        world.end_process()
+        shutil.rmtree(world.root / "trial", ignore_errors=True)
+        trial.rename(world.root / "trial")  # a second try has come to its end
+        num_left += len(list((world.root / "checkpoint").rglob("*.pin")))
+
+        world.trial.promote(world.root / "before")
+
+        assert world.stands == new
+        world.check_whole()
+        if not was_killed:
+            break
+    assert num_left
 
 
 def test_savepoint_of_the_old_may_not_go_with_the_trial(made, tmp_path):

@@ -4,6 +4,7 @@
     <trial>/checkpoint              the branch that the new code runs on
     <trial>/new/<batch>, old/<batch>  rows that the new and the old code gave their sinks, Parquet
     <trial>/against                 the branch of the old code, where it is run once more
+    <trial>/transformed             a savepoint of other rows, until the branch is made of it
     <trial>/history.jsonl           history of the checkpoint, while it is replaced
 
 The record is replaced as a whole: a trial is always in one of its states, and the call that was
@@ -17,6 +18,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
+from statestore.checkpoint.pins import pins_for
 from statestore.checkpoint.query_log import read_text, write_text
 from statestore.core.errors import CorruptionError, NotFoundError
 from statestore.core.json_fields import MalformedError, parse_fields
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 RECORD_NAME = "statestore-trial.json"
-CHECKPOINT, AGAINST, HISTORY = "checkpoint", "against", "history.jsonl"
+CHECKPOINT, AGAINST, TRANSFORMED = "checkpoint", "against", "transformed"
+NEW, OLD, HISTORY = "new", "old", "history.jsonl"
 
 
 class State(IntEnum):
@@ -128,6 +131,16 @@ class Record:
     def is_same(self) -> bool:
         """Whether everything that was compared counts as equal."""
         return self.state >= State.COMPARED and all(one.is_same for one in self.compared)
+
+
+def pins_of_trial(trial: str) -> tuple[str, ...]:
+    """Return what the IDs of the pins begin with that a trial has in its checkpoint.
+
+    Args:
+        trial: Its URI, with no slash at the end.
+    """
+    made = (trial, *(f"{trial}/{name}" for name in (CHECKPOINT, AGAINST, TRANSFORMED)))
+    return tuple(map(pins_for, made))
 
 
 def read_record(io: TreeFileIO, directory: str) -> Record | None:

@@ -50,7 +50,7 @@ from statestore.operations.result import no_progress
 from statestore.operations.savepoint.savepoint import open_savepoint, take_savepoint
 from statestore.operations.trial.alone import require_unchanged
 from statestore.operations.trial.branching import require_same_input
-from statestore.operations.trial.record import HISTORY, State, write_record
+from statestore.operations.trial.record import HISTORY, State, pins_of_trial, write_record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -132,7 +132,7 @@ def replace_by_branch(
             old = stack.enter_context(open_checkpoint(place))
             old.decide_from_here()
             use = stack.enter_context(exclusive_use(old, PROMOTE))
-            _require_unread(old, record)
+            _require_unread(old, branch)
             with open_checkpoint(branch) as now:  # somebody may have begun the trial anew
                 require_same_input(old, now, record.version)
             of_branch.require_held()
@@ -156,7 +156,7 @@ def check_replaceable(record: Record, place: Place, branch: Place, savepoint: Pl
     with open_checkpoint(branch) as source, open_checkpoint(place) as old:
         require_same_input(old, source, record.version)
         require_not_in_use(old)
-        _require_unread(old, record)
+        _require_unread(old, branch)
     _keep(place, savepoint, record, dry_run=True)
 
 
@@ -242,12 +242,13 @@ def _keep(
     )
 
 
-def _require_unread(old: OpenCheckpoint, record: Record) -> None:
+def _require_unread(old: OpenCheckpoint, branch: Place) -> None:
     """Check that nobody reads what is to be replaced; errors as `require_no_pins`.
 
     A try of this trial does not: the pins of one that was killed are passed over.
     """
-    require_no_pins(old, old.state_io.list_tree(old.state_root), but=record.attempt)
+    files = old.state_io.list_tree(old.state_root)
+    require_no_pins(old, files, but=pins_of_trial(posixpath.dirname(branch.uri)))
 
 
 def _lineages(checkpoint: OpenCheckpoint, version: int) -> dict[StoreName, str]:
