@@ -486,9 +486,9 @@ class Checkpoint(Directory):
     operation itself would be. Both are one class, whose text the command line prints; `made` is the
     savepoint or checkpoint that was made. `progress` is called with what is done and the total.
     The query must not run, except for what only reads, `search_keys`, `savepoint`,
-    `retain_savepoint`, `branch`, `Checkpoint.transform` and every dry run. A checkpoint of Spark's
-    own providers is read and restored; everything else refuses it by name (IncompatibleError, kind
-    other-provider).
+    `retain_savepoint`, `branch`, `Checkpoint.transform` and the dry runs of `rescale`, `repair`,
+    `expire` and `compact`. A checkpoint of Spark's own providers is read and restored; everything
+    else refuses it by name (IncompatibleError, kind other-provider).
 
     Errors of every method that changes it where it is, beside those of `Directory`:
 

@@ -142,6 +142,10 @@ class FoundLease:
         """Return whether it counts no more, by the time since it was renewed."""
         return age_ms > self.lasts_ms + _RESOLUTION_MS
 
+    def is_overdue(self, watched_ms: float) -> bool:
+        """Return whether a holder that lives would have renewed it in a time it was watched."""
+        return watched_ms > self.lasts_ms / INTERVALS + _RESOLUTION_MS
+
 
 class Leases:
     """The leases of one checkpoint.

@@ -85,17 +85,21 @@ class _Watch:
         if self._found is None:
             return True  # the next listing tells whether it was dropped
         state = self._found.holder.process.state()
+        watched_ms = waited_ms - self._last_ms
         # The time that it was watched counts also where the storage's time is unknown.
-        age_ms = max(now_ms + waited_ms - self._last.modified_ms, waited_ms - self._last_ms)
+        age_ms = max(now_ms + waited_ms - self._last.modified_ms, watched_ms)
+        has_expired = self._found.has_expired(age_ms)
+        # The clock may have been set: a holder that lives is given the time to renew it.
+        may_renew = state == "alive" and not self._found.is_overdue(watched_ms)
         if state == "gone" and self._gone_since_ms is None:
             self._gone_since_ms = waited_ms
         end_ms = _ENGINES_END_MS if self._found.holder.kind == "query" else 0
         has_ended = self._gone_since_ms is not None and waited_ms - self._gone_since_ms >= end_ms
-        if has_ended or self._found.has_expired(age_ms):
+        if has_ended or (has_expired and not may_renew):
             self.is_dead = True
             return False
         if self._suspect_since_ms is None:
-            if state == "alive":
+            if state == "alive" and not has_expired:
                 self._suspect(waited_ms, "its process is alive on this machine")
             elif self._last_ms > 0:
                 self._suspect(waited_ms, "its lease was renewed while it was watched")

@@ -54,11 +54,16 @@ def oldest_to_retain(
         version = parse_pin_name(info.name)
         if version is None:
             continue
-        if now_ms - info.modified_ms > LASTS_MS:
-            expired.append(info)
-        else:
+        if is_held(info, now_ms):
             oldest = min(oldest, version)
+        else:
+            expired.append(info)
     return oldest, expired
+
+
+def is_held(pin: FileInfo, now_ms: int) -> bool:
+    """Return whether a pin counts: it was written within the time that one lasts."""
+    return now_ms - pin.modified_ms <= LASTS_MS
 
 
 def pins_for(directory: str) -> str:

@@ -78,7 +78,8 @@ class MappedFile:
         """All of them."""
         if Path(path).stat().st_size:  # else there is nothing to map
             # It holds no descriptor of the file, as Python's own mapping would.
-            with pa.memory_map(path) as mapped:
+            # Arrow would encode a name as UTF-8, whatever the locale does.
+            with pa.memory_map(os.fsencode(path)) as mapped:
                 self.bytes = mapped.read_buffer()
         self.size = self.bytes.size
 

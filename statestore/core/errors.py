@@ -73,7 +73,7 @@ KINDS: dict[str, str] = {
     "keys-not-found": "no row of the keys is there",
     "partitions-asked": "the checkpoint has another number of state partitions than the query asks "
     "for",
-    "sink-apart": "the file sink has other batches than the checkpoint",
+    "sink-apart": "a sink has other batches than the checkpoint, or leaves one out",
     "duplicate-key": "a key is given more than once",
     "wrong-spark": "this Spark is not the one that it takes",
     "trial-failed": "new code that was tried failed, or differs from the old",

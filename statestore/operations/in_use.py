@@ -18,7 +18,7 @@ from statestore.checkpoint.history import newest_event
 from statestore.checkpoint.layout import parse_lease_name, parse_pin_name
 from statestore.checkpoint.lease import INTERVALS, Holder, Lease, Leases
 from statestore.checkpoint.lease_watch import await_end
-from statestore.checkpoint.pins import LASTS_MS
+from statestore.checkpoint.pins import is_held
 from statestore.checkpoint.placement import require_own_state
 from statestore.checkpoint.query_log import QueryLog
 from statestore.core.clock import SystemClock
@@ -236,7 +236,7 @@ def require_no_pins(
     pins = [info for info in files if parse_pin_name(posixpath.basename(info.name)) is not None]
     for info in pins:
         passed_over = info.name.split(".")[-2].startswith(but)
-        if now_ms - info.modified_ms <= LASTS_MS and not passed_over:
+        if is_held(info, now_ms) and not passed_over:
             raise InUseError(
                 "somebody reads the files: a copy that is being made, SQL, or a trial",
                 checkpoint=checkpoint.uri,

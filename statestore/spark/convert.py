@@ -138,6 +138,7 @@ class Conversion:
             result = {"provider": decided.provider}
             begin_history(target, CONVERT, decided.source, decided.version, result)
             require_same()
+            require_not_in_use(source)
             target.finish(metadata)
         rows: dict[tuple[int, str], int] = {}
         for (operator, _, name), store in zip(self._stores(), copied, strict=True):

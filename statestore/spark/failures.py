@@ -59,6 +59,8 @@ _PLANNING = re.compile(  # some of them have no SQLSTATE
     r"(?!\[(?:FAILED_JDBC|PYTHON_DATA_SOURCE_ERROR|UNABLE_TO_FETCH_HIVE_TABLES)\b)"
     r"(?!(?:\[[\w.]+\] )?org\.apache\.(?:hadoop\.hive\.ql\.metadata\.HiveException|thrift\.))"
 )
+# A sink left a batch out, whose state Spark then has no ID of; it does so at each start.
+_LEFT_OUT = re.compile(r"assertion failed: CheckpointInfo length: 0, numPartitions: \d")
 _STOPPED = re.compile(r"stopped SparkContext|SparkContext was shut down")
 _CAUSE = re.compile(r"^(?:Caused by: )?([\w.$]+(?:Error|Exception): \S.*)$", re.MULTILINE)
 # Offsets and plan in an error of a streaming query: they hold the program's literals.
@@ -88,6 +90,8 @@ def find_obstacle(error: BaseException) -> str | None:
             return str(kind)
     if _STOPPED.search(text) or _is_stopped():
         return "application stopped"
+    if _LEFT_OUT.search(text):
+        return "sink-apart"
     if _ARGUMENT.search(text):
         return "invalid-option"
     for state in _SQLSTATE.findall(text):

@@ -231,7 +231,7 @@ class Life:
         """
         if outcome.kind == "unfinished-batch" and self.world.has_planned_batch(step.source):
             return True
-        if step.name != "forget" or outcome.kind != "checkpoint-in-use":
+        if step.name not in ("forget", "promote") or outcome.kind != "checkpoint-in-use":
             return False
         source = step.source
         pins = list((source.elsewhere or source.path).rglob("*.pin"))

@@ -97,6 +97,8 @@ def test_a_file_uri_that_is_encoded_is_refused(tmp_path: Path, query: MadeCheckp
     for use in (Checkpoint(query.path).branch, Savepoint(saved.as_uri()).restore):
         with pytest.raises(InvalidArgumentError, match=r"uri='file:.*new%20one'.*give the path"):
             use(uri)
+        with pytest.raises(InvalidArgumentError, match=r"uri='file:.*new%20one'.*give the path"):
+            use(Checkpoint(uri))
     assert {path.name for path in tmp_path.iterdir()} == {"query", "saved one"}
     for name in ("new%20one", "a file:%20", "100%"):
         run("restore", saved, tmp_path / name)

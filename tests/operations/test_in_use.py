@@ -162,6 +162,22 @@ def test_living_process_of_this_machine_is_in_use_soon(storage):
     assert storage.elapsed < INTERVAL_MS
 
 
+@pytest.mark.parametrize("is_renewed", [True, False])
+def test_living_process_has_the_time_to_renew_its_lease_when_the_clock_was_set(storage, is_renewed):
+    """Catches an operation beside a query, since the clock was set between their leases.
+
+    And one that waits for ever for a lease that was not dropped, of a process that goes on.
+    """
+    query = held(storage, find_process())
+    storage.there.advance(60_000)
+    if is_renewed:
+        storage.later(3_000, query.renew)
+        with pytest.raises(InUseError, match="alive on this machine"):
+            enter(storage)
+    else:
+        assert INTERVAL_MS <= enter(storage)[0] <= INTERVAL_MS + 3_000
+
+
 def test_process_that_is_gone_is_waited_for_as_long_as_its_engines_may_write(storage):
     """Catches a killed driver that locks its checkpoint for half a minute, or whose engines are
     overlooked, and an operation taken for a query, which has none."""

@@ -155,6 +155,20 @@ def test_checkpoint_that_changed_meanwhile_is_refused(tmp_path, copy, name):
     assert metadata["statestore"]["unfinished"] == "restore"
 
 
+def test_checkpoint_whose_query_begins_meanwhile_is_refused(tmp_path):
+    """Catches a second query beside one that was started while it was made, and waits for data."""
+    path, holder = make_query(tmp_path / "query").path, Holder(find_process(), run="1")
+    lease = Lease(
+        LocalFileIO(), f"{path}/state", RandomIds().new_id(), holder, 10_000, SystemClock()
+    )
+
+    with pytest.raises(InUseError, match="a query is writing the checkpoint"):
+        at(path, clock=ManualClock()).restore(tmp_path / "new", progress=lambda *_: lease.take())
+
+    metadata = json.loads((tmp_path / "new/metadata").read_text())
+    assert metadata["statestore"]["unfinished"] == "restore"
+
+
 @pytest.mark.parametrize("name", ["query", "rocksdb-ids-variables"])
 def test_checkpoint_cannot_be_claimed(tmp_path, copy, name):
     """Catches a query's only state that is deleted by a word."""

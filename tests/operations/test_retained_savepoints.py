@@ -198,6 +198,23 @@ def test_what_an_attempt_left_goes_when_nobody_writes_it(tmp_path):
     assert "/kept/savepoint-20260101T000000Z-0000000a" not in query.there()
 
 
+def test_what_an_attempt_left_goes_before_the_next_one_fails(tmp_path):
+    """Catches a full disk that stays full, or one that fills up, of savepoints that failed."""
+    query = at_rest(tmp_path)
+    left = "/kept/savepoint-20260101T000000Z-0000000a"
+    mark = metadata_fields(unfinished="savepoint", attempt="a").encode()
+    query.io.write(f"{left}/metadata", mark, sync=False, overwrite=True)
+    query.clock.advance(2 * HOUR_MS)
+    query.commit()
+    damaged = "/query/state/0/0/5.delta.arrows"
+    query.io.write(damaged, query.io.read(damaged)[:-7], sync=False, overwrite=True)
+
+    with pytest.raises(CorruptionError):
+        query.retain()
+
+    assert left not in query.there()
+
+
 def test_an_empty_directory_goes_when_its_name_is_old(tmp_path):
     """Catches a directory that a kill before the first file, or after the last, leaves for ever."""
     query = make_query(tmp_path / "query")
@@ -409,8 +426,9 @@ def test_two_savepoints_of_one_second_have_names_of_their_own(tmp_path):
     assert [*query.retain(keep=2).kept] == taken[1:]
 
 
-def test_nothing_is_deleted_when_the_newest_is_damaged(tmp_path):
-    """Catches good savepoints that go for one that cannot be restored."""
+@pytest.mark.parametrize("keep", [1, 5])
+def test_nothing_is_deleted_when_the_newest_is_damaged(tmp_path, keep):
+    """Catches good savepoints that go for one that cannot be restored, and a damage unsaid."""
     query = Query(tmp_path)
     for _ in range(2):
         query.commit()
@@ -422,7 +440,7 @@ def test_nothing_is_deleted_when_the_newest_is_damaged(tmp_path):
     assert len(before) == 2
 
     with pytest.raises(CorruptionError, match="no other one is deleted"):
-        query.retain(keep=1)
+        query.retain(keep=keep)
 
     assert query.there() == before
     assert "damaged" in query.status()["error"]

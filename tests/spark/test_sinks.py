@@ -14,9 +14,10 @@ from pyspark.errors import IllegalArgumentException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from statestore import Checkpoint, capture_query, write_savepoint
+from statestore.spark.failures import find_obstacle
 
 from .conftest import EXTENDED, ON_EACH_SPARK, OURS, PROVIDER
-from .harness import HEAP, Files, Lane
+from .harness import FORMAT_2, HEAP, Files, Lane
 from .queries import single
 
 pytestmark = [
@@ -44,8 +45,11 @@ class Sunk(Lane):
         expected: Rows that the sink should hold.
     """
 
-    def __init__(self, spark: SparkSession, root: Path, interval: int = 3) -> None:
-        super().__init__(spark, FIRST_OF_EACH, PROVIDER, root, {INTERVAL: str(interval)})
+    def __init__(
+        self, spark: SparkSession, root: Path, interval: int = 3, conf: dict[str, str] | None = None
+    ) -> None:
+        conf = {INTERVAL: str(interval), **(conf or {})}
+        super().__init__(spark, FIRST_OF_EACH, PROVIDER, root, conf)
         self.output = root / "output"
         self.seen: set[str] = set()
         self.expected: Rows = Counter()
@@ -85,17 +89,26 @@ class FileSunk(Sunk):
 
 
 class NumberedSunk(Sunk):
-    """One whose sink is a function that leaves out a batch that it has, by its number."""
+    """One whose sink is a function that leaves out a batch that it has, by its number.
 
-    def __init__(self, spark: SparkSession, root: Path, interval: int = 3) -> None:
-        super().__init__(spark, root, interval)
+    Attributes:
+        computes_all: Whether it computes that batch all the same.
+    """
+
+    def __init__(
+        self, spark: SparkSession, root: Path, interval: int = 3, conf: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(spark, root, interval, conf)
         self._newest, self._rows = -1, Counter[tuple[str, int]]()
+        self.computes_all = True
 
     def begin_output(self, name: str) -> None:
         super().begin_output(name)
         self._newest, self._rows = -1, Counter()
 
     def _collect(self, frame: DataFrame, batch_id: int) -> None:
+        if batch_id <= self._newest and not self.computes_all:
+            return
         rows = Counter((row.key, row.value) for row in frame.collect())
         if batch_id > self._newest:
             self._newest, self._rows = batch_id, self._rows + rows
@@ -237,6 +250,65 @@ def test_output_is_whole_when_operations_made_batches(
     The log is made short in batches 2, 5 and 8: by the operation itself, and by the query.
     """
     run_between(sink(spark, tmp_path), *operations)
+
+
+def _lose_the_commit(lane: Sunk) -> None:
+    """The driver dies when the sink has the newest batch, and the commit log has not."""
+    newest = max(int(path.name) for path in lane.checkpoint.glob("commits/[0-9]*"))
+    for name in (f"{newest}", f".{newest}.crc"):
+        (lane.checkpoint / "commits" / name).unlink(missing_ok=True)
+
+
+def _damage_and_repair(lane: Sunk) -> None:
+    version = Checkpoint(lane.checkpoint).info.newest_version
+    damaged = [*lane.checkpoint.glob(f"state/0/*/{version}[._]*")]
+    assert damaged
+    for path in damaged:
+        path.write_bytes(path.read_bytes()[:-7])
+    assert Checkpoint(lane.checkpoint).repair().done
+
+
+@pytest.mark.parametrize("happens", [_lose_the_commit, _damage_and_repair])
+@pytest.mark.parametrize("conf", [{}, FORMAT_2], ids=["v1", "v2"])
+@pytest.mark.parametrize("num_batches", [2, 3])
+def test_batch_that_the_file_sink_has_runs_again(
+    spark: SparkSession,
+    tmp_path: Path,
+    conf: dict[str, str],
+    happens: Callable[[Sunk], None],
+    num_batches: int,
+) -> None:
+    """Catches a query that never starts again: its sink leaves out a batch whose state is missing.
+
+    The third batch makes the sink's log short.
+    """
+    lane = FileSunk(spark, tmp_path, conf=conf)
+    lane.run_batches(num_batches)
+
+    happens(lane)
+    lane.run_batches(2)
+
+    assert lane.rows() == lane.expected
+    assert Checkpoint(lane.checkpoint).verify(deep=True).ok
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_function_that_has_a_batch_must_compute_it(
+    spark: SparkSession, tmp_path: Path, *, computes: bool
+) -> None:
+    """Catches a query that is started for ever, since its sink leaves a batch out each time."""
+    lane = NumberedSunk(spark, tmp_path, conf=FORMAT_2)
+    lane.run_batches(2)
+    _lose_the_commit(lane)
+    lane.computes_all = computes
+
+    if computes:
+        lane.run_batches(2)
+        assert lane.rows() == lane.expected
+    else:
+        with pytest.raises(StreamingQueryException) as raised:
+            lane.run_batches(1)
+        assert find_obstacle(raised.value) == "sink-apart"
 
 
 def _refusal(lane: Sunk) -> str:

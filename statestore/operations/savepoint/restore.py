@@ -122,6 +122,8 @@ def decide_restore(
     def becomes(_: MadeFiles) -> tuple[str, None]:
         # Of a query over Spark's providers no lease tells that it began meanwhile.
         require_same()
+        if savepoint is None:
+            require_not_in_use(source)
         return metadata, None
 
     return Copy(

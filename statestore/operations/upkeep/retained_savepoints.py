@@ -247,6 +247,9 @@ class _Attempt:
         with open_checkpoint(self._place) as checkpoint:
             before = self._there(checkpoint)
             is_new = self._is_new(checkpoint, before)
+            # First: what a killed attempt left may be what the next one has no space for.
+            left_over = self._left_over(checkpoint)
+            self._delete(checkpoint, left_over)
         if is_new:
             made = take_savepoint(
                 self._place, self._target(), _itself, form=self._retention.form, progress=progress
@@ -257,11 +260,8 @@ class _Attempt:
             there = sorted(self._there(checkpoint), key=lambda one: one.uri == taken)
             # Of two runs at once, either would delete what the other has just taken.
             doomed = [one for one in self._doomed([*there]) if one in before]
-            left_over = self._left_over(checkpoint)
-            if doomed:
-                self._check_whole(there[-1].uri)
-            for uri in [*(one.uri for one in doomed), *left_over]:
-                self._delete(*self._open(checkpoint, uri))
+            self._check_whole(there[-1].uri)
+            self._delete(checkpoint, [one.uri for one in doomed])
         return RetainedSavepoints(
             source=self._place.uri,
             directory=self._uri,
@@ -406,13 +406,14 @@ class _Attempt:
                 found.append(f"{self._uri}/{name}")
         return found
 
-    def _delete(self, io: TreeFileIO, path: str) -> None:
-        try:
-            delete_directory(io, path)
-        except StateStoreError as error:
-            # Another run may delete it, too.
-            if error.kind not in ("file-not-found", "directory-gone"):
-                raise
+    def _delete(self, checkpoint: OpenCheckpoint, uris: list[str]) -> None:
+        for uri in uris:
+            try:
+                delete_directory(*self._open(checkpoint, uri))
+            except StateStoreError as error:
+                # Another run may delete it, too.
+                if error.kind not in ("file-not-found", "directory-gone"):
+                    raise
 
     def _check_whole(self, uri: str) -> None:
         """Check the savepoint for which others go.

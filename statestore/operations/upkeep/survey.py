@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from statestore.checkpoint.layout import parse_pin_name, parse_state_file_name
+from statestore.checkpoint.pins import is_held
 from statestore.codec.commit_times import CommitTimes
 from statestore.codec.joined_trailers import add_counts
 from statestore.core.errors import (
@@ -386,21 +387,30 @@ def _kind(states: States) -> VersionKind:
 
 
 def _list_files(checkpoint: OpenCheckpoint) -> list[tuple[str, str, int]]:
-    """Return directory, name and size of all files, also of state partitions there were before."""
+    """Return directory, name and size of all files, also of state partitions there were before.
+
+    Pins that have expired are left out.
+    """
     if checkpoint.kept_by in IN_DRIVER_MEMORY:
         stores = checkpoint.stores(checkpoint.num_partitions)
         locations = [checkpoint.location(store) for store in stores]
         with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
             listings = pool.map(lambda location: location.io.list(location.directory), locations)
             found = [
-                (f"{location.directory}/{info.name}", info.size)
+                (f"{location.directory}/{info.name}", info)
                 for location, files in zip(locations, listings, strict=True)
                 for info in files
             ]
     else:
         infos = checkpoint.state_io.list_tree(checkpoint.state_root)
-        found = [(f"{checkpoint.state_root}/{info.name}", info.size) for info in infos]
-    return [(*posixpath.split(path), size) for path, size in found]
+        found = [(f"{checkpoint.state_root}/{info.name}", info) for info in infos]
+    now_ms = checkpoint.clock.now_ms()
+    files = [(*posixpath.split(path), info) for path, info in found]
+    return [
+        (directory, name, info.size)
+        for directory, name, info in files
+        if parse_pin_name(name) is None or is_held(info, now_ms)
+    ]
 
 
 def _state_files(

@@ -79,11 +79,11 @@ private[statestore] object FileSinks extends Logging {
     def newest: Long = getLatestBatchId().getOrElse(-1L)
 
     /**
-     * The batches before `next` whose entries a reader would miss, ascending; and whether the sink
-     * has no file at all, so that they are just those of its newest compaction and after.
+     * The batches before `next` whose entries a reader of these would miss, ascending; and whether
+     * the sink has no file of theirs at all: then they are the newest compaction and what is after.
      */
     def missing(next: Long): (Seq[Long], Boolean) = {
-      val known = listBatches.toSet
+      val known = listBatches.filter(_ < next).toSet
       val start = known.filter(CompactibleFileStreamLog.isCompactionBatch(_, compactInterval))
       val absent = (start.maxOption.getOrElse(0L) until next).filterNot(known)
       if (absent.forall(logs.isOfOperation)) (absent, false)
@@ -101,6 +101,12 @@ private[statestore] object FileSinks extends Logging {
 
     def complete(next: Long): Unit = {
       val (batches, isNew) = missing(next)
+      if (newest == next) {
+        // It would leave the batch out, so that nobody makes its state: Spark has no ID of it for
+        // the commit log, and what a repair took back stays damaged.
+        logInfo(s"the file sink is given a batch again: output=$output, batch=$next")
+        purgeAfter(next - 1)
+      }
       batches.foreach { batch =>
         // Compaction reads what is before, which a new sink has not got.
         if (isNew) addNewBatchByStream(batch)(serialize(Array.empty, _))

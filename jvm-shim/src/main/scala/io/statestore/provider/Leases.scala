@@ -156,6 +156,22 @@ private[statestore] object Leases extends Logging {
       ShimOptions.parse(storeConf.sqlConfs))
   }
 
+  /**
+   * A moment by two clocks: one stands still while the machine is suspended, the other may be set
+   * back. Of its ages the larger counts.
+   */
+  private[provider] final case class Moment(elapsedMs: Long, unixMs: Long) {
+    def ageMs: Long = {
+      val now = Moment.now()
+      math.max(now.elapsedMs - elapsedMs, now.unixMs - unixMs)
+    }
+  }
+
+  private[provider] object Moment {
+    def now(): Moment =
+      Moment(TimeUnit.NANOSECONDS.toMillis(System.nanoTime()), System.currentTimeMillis())
+  }
+
   /** An operation is changing the checkpoint, or it names the state of another checkpoint. */
   private val Refusals = Set("InUseError", "IncompatibleError")
 
@@ -166,7 +182,7 @@ private[statestore] object Leases extends Logging {
   private final class Lease(context: StoreContext) {
     private val id = UUID.randomUUID().toString.replace("-", "")
     private val intervalMs = context.options.leaseIntervalMs
-    private val lastsNanos = TimeUnit.MILLISECONDS.toNanos(Intervals * intervalMs)
+    private val lastsMs = Intervals * intervalMs
     private val over = new CountDownLatch(1)
 
     /** Whether the driver no longer knows the run: only what is under way keeps the lease. */
@@ -177,7 +193,7 @@ private[statestore] object Leases extends Logging {
 
     // Changed under the lock of `calling`, as its calls are made.
     private val calling = new Object
-    @volatile private var renewedAt: Option[Long] = None // nanoseconds, when the call was made
+    @volatile private var renewedAt: Option[Moment] = None // when the call was made
     @volatile private var refusal: EngineReportedException = _
     private var ran: StreamingQueryProgress = _ // of the newest batch that was not an idle report
     private var hasWarned = false // that there is no engine, once until there is one
@@ -252,14 +268,13 @@ private[statestore] object Leases extends Logging {
       }
 
     private def renewWith(action: String): Unit = {
-      val began = System.nanoTime()
+      val began = Moment.now()
       call(action)
       renewedAt = Some(began)
       hasWarned = false
     }
 
-    private def hasExpired: Boolean =
-      renewedAt.forall(System.nanoTime() - _ >= lastsNanos)
+    private def hasExpired: Boolean = renewedAt.forall(_.ageMs >= lastsMs)
 
     private def call(action: String): Unit = {
       val request = context.request("lease")

@@ -8,7 +8,7 @@ import java.nio.file.Files
 import java.nio.file.StandardOpenOption.{CREATE_NEW, READ, WRITE}
 import java.util.PriorityQueue
 import java.util.concurrent.{CompletableFuture, TimeUnit}
-import java.util.concurrent.atomic.AtomicInteger
+import java.util.concurrent.atomic.{AtomicInteger, AtomicLong}
 
 import scala.collection.mutable
 
@@ -27,7 +27,8 @@ import org.apache.spark.unsafe.Platform
  * holds goes by its keys, not by its writes. The list of a key of a multi-value family is beside
  * its record and grows in place: who reads it remembers its length.
  *
- * When the heap bytes pass the overlay's share of `budgetBytes`, the records move, sorted, to a run
+ * When the heap bytes pass the overlay's share of `budgetBytes`, or those of all overlays pass all
+ * of it, as where a task writes stores one after the other, the records move, sorted, to a run
  * in a memory-mapped scratch file (unlinked at once: no file outlives the process), while the index
  * stays on the heap. A short list becomes the value of its record there; what a longer one has on
  * the heap moves to another file. Reads find all as before, and the commit merges the runs. `free`
@@ -61,6 +62,7 @@ private[statestore] final class Overlay(
   @volatile private var closed = false // a thread that outlives the task may go on with a write
   private var isCounted = false
   private var keptBytes = 0L // on the heap after the last spill
+  private var notedBytes = 0L // of this overlay among those of all
   private var failure: Throwable = _ // of a spill, which left records in two places
 
   def family(
@@ -98,13 +100,29 @@ private[statestore] final class Overlay(
   def afterWrite(): Unit = if (!closed) {
     ensureWhole()
     if (!isCounted) count()
-    val held = pages.heldBytes + listBytes + numListed * Overlay.ListedBytes - keptBytes
+    val held = recordBytes
+    if (math.abs(held - notedBytes) >= Overlay.NotedBytes) note()
     if (held > smallestShare) {
       if (2L * deadBytes > held) compact()
-      else if (held > budgetBytes / math.max(1, Overlay.numWritten.get)) {
+      else if (held > budgetBytes / math.max(1, Overlay.numWritten.get) ||
+        Overlay.allBytes.get > budgetBytes) {
         try spill()
         catch { case e: Throwable => failure = e; throw e }
+        note()
       }
+    }
+  }
+
+  /** Bytes on the heap that a spill would give back. */
+  private def recordBytes: Long =
+    pages.heldBytes + listBytes + numListed * Overlay.ListedBytes - keptBytes
+
+  /** Tells the others what this overlay holds. */
+  private def note(): Unit = synchronized {
+    if (!closed) {
+      val held = recordBytes
+      Overlay.allBytes.addAndGet(held - notedBytes)
+      notedBytes = held
     }
   }
 
@@ -126,6 +144,7 @@ private[statestore] final class Overlay(
     if (isCounted) {
       isCounted = false
       Overlay.numWritten.decrementAndGet()
+      Overlay.allBytes.addAndGet(-notedBytes)
     }
   }
 
@@ -396,6 +415,10 @@ private object Overlay {
 
   /** Overlays that hold writes. */
   val numWritten = new AtomicInteger
+
+  /** Bytes on the heap that they hold, but for `NotedBytes` of each. */
+  val allBytes = new AtomicLong
+  val NotedBytes: Long = 64L << 10
 
   // Below that a spill makes more runs than it saves memory.
   val SmallestShare: Long = 1L << 20

@@ -15,7 +15,8 @@ import org.apache.spark.sql.internal.SQLConf
 
 /**
  * Begins a lease while the driver is asked which of the runs before are active. Prints the runs
- * that it is asked about next, and how many threads of leases know a thread local of who made them.
+ * that it is asked about next, how many threads of leases know a thread local of who made them, and
+ * whether a lease is old by either clock.
  */
 object LeasesCheck {
   def main(args: Array[String]): Unit = {
@@ -42,6 +43,10 @@ object LeasesCheck {
     println(questions.take().split(' ').sorted.mkString(" "))
     println(Thread.getAllStackTraces.keySet.asScala.count(
       thread => thread.getName == "statestore-leases" && inherits(thread)))
+    val now = Leases.Moment.now()
+    val minuteAgo =
+      Seq(now.copy(elapsedMs = now.elapsedMs - 60000), now.copy(unixMs = now.unixMs - 60000))
+    println(minuteAgo.map(_.ageMs >= 60000).mkString(" "))
     spark.stop()
   }
 

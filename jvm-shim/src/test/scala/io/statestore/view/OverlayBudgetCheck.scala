@@ -5,7 +5,7 @@ import java.nio.file.Files
 
 import io.statestore.keygroup.KeyGroups
 
-/** Writes to several overlays side by side and looks at the bytes of their records. */
+/** Writes to several overlays, side by side and in turn, and looks at the bytes of records. */
 object OverlayBudgetCheck {
   import LongRows._
 
@@ -36,6 +36,20 @@ object OverlayBudgetCheck {
     (0 until rowsOfBudget).foreach(i => states.head.put(row(rowsOfBudget + i), row(i)))
     check(overlays.head.numRuns == runs, "the share of closed overlays is not given back")
     overlays.foreach(_.close())
+
+    val inTurn = (0 until numOverlays).map { _ =>
+      val overlay = new Overlay(new KeyGroups(maxParallelism), budgetBytes, () => scratchFile())
+      val state = stateOf(null, overlay)
+      (0 until rowsOfBudget).foreach(number => state.put(row(number), row(-number)))
+      overlay // of a task that writes the next one before it ends
+    }
+    val held = inTurn.map { overlay =>
+      overlay.pages.heldBytes +
+        overlay.allFamilies.map(_.maxHeapRecords * Overlay.ListedBytes).sum
+    }.sum
+    check(held <= budgetBytes + numOverlays * (Overlay.SmallestShare + pageBytes), s"held=$held")
+    inTurn.foreach(_.close())
+    check(Overlay.allBytes.get == 0L, s"left=${Overlay.allBytes.get}")
 
     val tiny = new Overlay(new KeyGroups(maxParallelism), 0L, () => scratchFile())
     val state = stateOf(null, tiny)
