@@ -80,7 +80,7 @@ private[statestore] object FileSinks extends Logging {
 
     /**
      * The batches before `next` whose entries a reader of these would miss, ascending; and whether
-     * the sink has no file of theirs at all: then they are the newest compaction and what is after.
+     * the sink has no file before `next`: then a reader needs its newest compaction and those after.
      */
     def missing(next: Long): (Seq[Long], Boolean) = {
       val known = listBatches.filter(_ < next).toSet
