@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import parse_state_file_name
-from statestore.core.progress import step
+from statestore.core.liveness import step
 from statestore.io.file_io import delete_batches
 
 if TYPE_CHECKING:

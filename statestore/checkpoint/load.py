@@ -28,7 +28,7 @@ from statestore.core.errors import (
     NotFoundError,
     StateStoreError,
 )
-from statestore.core.progress import CallPool
+from statestore.core.liveness import CallPool
 from statestore.io.fetch_cache import open_fetched
 from statestore.io.local import named_errors
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.references import FileRef, VersionRef
     from statestore.core.clock import Clock
+    from statestore.core.liveness import Turn
     from statestore.core.options import StateStoreOptions
-    from statestore.core.progress import Turn
     from statestore.io.file_io import FileInfo
 
 logger = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from statestore.codec.trailer import (
     trailer_length,
 )
 from statestore.core.errors import CorruptionError
-from statestore.core.progress import STEP_BYTES, step
+from statestore.core.liveness import STEP_BYTES, step
 
 _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

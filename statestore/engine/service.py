@@ -19,7 +19,7 @@ from statestore.core.errors import (
     StateStoreError,
     StorageError,
 )
-from statestore.core.progress import Progress, watched
+from statestore.core.liveness import Steps, watched
 from statestore.core.version import __version__
 from statestore.engine.memory import EngineMemory, resident_bytes
 from statestore.engine.query_leases import QueryLeases
@@ -91,7 +91,7 @@ class EngineService:
         self._making_room = threading.Lock()
         self._times_room_was_made = 0
         self._lock = threading.Lock()
-        self._running: dict[int, Progress] = {}
+        self._running: dict[int, Steps] = {}
         """Calls under way, by the number that the shim gave them."""
         self._calls: Counter[str] = Counter()
         self._operations = {
@@ -159,13 +159,13 @@ class EngineService:
         with self._lock:
             self._calls[str(op)] += 1
         read = Request(fields)
-        call, progress = read.get_optional("call", int), Progress()
+        call, steps = read.get_optional("call", int), Steps()
         if call is None:
             return self._answer(operation, read)
         with self._lock:
-            self._running[call] = progress
+            self._running[call] = steps
         try:
-            with watched(progress):
+            with watched(steps):
                 return self._answer(operation, read)
         finally:
             with self._lock:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from statestore.checkpoint.cleanup import Cleanup
 from statestore.checkpoint.load import check_partition_exists
 from statestore.core.errors import NotFoundError, StateStoreError
-from statestore.core.progress import Turn, wait_with_steps
+from statestore.core.liveness import Turn, wait_with_steps
 
 if TYPE_CHECKING:
     from statestore.checkpoint.commit import NewVersion

@@ -20,7 +20,7 @@ from statestore.core.errors import (
     InvalidArgumentError,
     StorageError,
 )
-from statestore.core.progress import step
+from statestore.core.liveness import step
 from statestore.io.fetch_cache import sliced_name, slices_size
 from statestore.io.file_io import (
     FileInfo,

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from statestore.core.clock import Clock, SystemClock
 from statestore.core.errors import InvalidArgumentError, StateStoreError, StorageError
 from statestore.core.ids import RandomIds
-from statestore.core.progress import STEP_BYTES, step
+from statestore.core.liveness import STEP_BYTES, step
 from statestore.io.file_io import (
     FileInfo,
     FileIO,

@@ -33,7 +33,7 @@ from urllib3.exceptions import HTTPError
 
 from statestore.core.errors import FencedError, InvalidArgumentError, StorageError
 from statestore.core.ids import RandomIds
-from statestore.core.progress import CallPool, step
+from statestore.core.liveness import CallPool, step
 from statestore.io.fetch_cache import FetchCache, sliced_name, slices_size
 from statestore.io.file_io import (
     FileInfo,

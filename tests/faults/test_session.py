@@ -17,8 +17,8 @@ from statestore.codec.rows import DELETE, PUT, Row
 from statestore.core.clock import SystemClock
 from statestore.core.errors import NotFoundError, StorageError
 from statestore.core.ids import CountingIds
+from statestore.core.liveness import Steps, watched
 from statestore.core.options import StateStoreOptions
-from statestore.core.progress import Progress, watched
 from statestore.engine import session
 from statestore.engine.session import Session, snapshot_pool
 from statestore.io.local import LocalFileIO
@@ -101,7 +101,7 @@ def test_commits_go_on_while_a_snapshot_is_stuck(bench):
 def test_commit_that_waits_for_a_snapshot_shows_signs_of_life(bench, monkeypatch):
     """Catches an engine that is killed as hung while its store catches up."""
     bench.commit()
-    before, waiting = Progress(), Progress()
+    before, waiting = Steps(), Steps()
     with watched(before):
         bench.commit()
     monkeypatch.setattr(session, "CATCH_UP_S", 1.5)

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.references import FileRef, VersionRef
     from statestore.core.clock import Clock
+    from statestore.core.liveness import Turn
     from statestore.core.options import StateStoreOptions
-    from statestore.core.progress import Turn
 
 BACKEND = "filesystem"
 

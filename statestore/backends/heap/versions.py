@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from statestore.checkpoint.load import ChangeFile, LoadedVersion
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.core.clock import Clock
+    from statestore.core.liveness import Turn
     from statestore.core.options import StateStoreOptions
-    from statestore.core.progress import Turn
 
 BACKEND = "heap"
 

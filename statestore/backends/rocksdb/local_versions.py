@@ -17,8 +17,8 @@ from statestore.checkpoint.trailers import PublishedFile, read_trailer
 from statestore.codec.references import VersionRef
 from statestore.core.errors import StorageError
 from statestore.core.key_groups import KeyGroupSet
+from statestore.core.liveness import CallPool
 from statestore.core.options import StateStoreOptions
-from statestore.core.progress import CallPool
 from statestore.io.local import is_out_of_files
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ from statestore.codec.rows import (
 from statestore.codec.sealed_file import MappedFile, map_file
 from statestore.codec.state_file import not_a_stream
 from statestore.codec.trailer import Block, RowCounts
-from statestore.core.progress import step
+from statestore.core.liveness import step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -42,8 +42,8 @@ from statestore.core.errors import (
     StorageError,
 )
 from statestore.core.key_groups import KeyGroupSet
+from statestore.core.liveness import Turn
 from statestore.core.options import StateStoreOptions
-from statestore.core.progress import Turn
 
 if TYPE_CHECKING:
     from statestore.backends.rocksdb.database_memory import DatabaseMemory

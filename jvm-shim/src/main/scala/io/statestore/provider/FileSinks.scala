@@ -80,7 +80,7 @@ private[statestore] object FileSinks extends Logging {
 
     /**
      * The batches before `next` whose entries a reader of these would miss, ascending; and whether
-     * the sink has no file before `next`: then a reader needs its newest compaction and those after.
+     * the sink has no file before `next`: a reader then needs its newest compaction and all after.
      */
     def missing(next: Long): (Seq[Long], Boolean) = {
       val known = listBatches.filter(_ < next).toSet

@@ -21,7 +21,7 @@ STEP_BYTES = 8 << 20
 _WATCHED_S = 0.2
 
 
-class Progress:
+class Steps:
     """Steps that one call has done, of any kind: a number that grows says that the call goes on."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Progress:
         self.steps += 1
 
 
-_of_this_call: ContextVar[Progress | None] = ContextVar("statestore_progress", default=None)
+_of_this_call: ContextVar[Steps | None] = ContextVar("statestore_steps", default=None)
 
 
 def step(**_: object) -> None:
@@ -40,15 +40,15 @@ def step(**_: object) -> None:
 
     A thread that works for a call must run in a copy of its context, as those of a CallPool do.
     """
-    progress = _of_this_call.get()
-    if progress is not None:
-        progress.step()
+    steps = _of_this_call.get()
+    if steps is not None:
+        steps.step()
 
 
 @contextmanager
-def watched(progress: Progress) -> Iterator[None]:
+def watched(steps: Steps) -> Iterator[None]:
     """Count what is done in this context as steps of a call."""
-    token = _of_this_call.set(progress)
+    token = _of_this_call.set(steps)
     try:
         yield
     finally:
@@ -77,7 +77,7 @@ class Turn:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._holder: Progress | None = None
+        self._holder: Steps | None = None
 
     def __enter__(self) -> None:
         seen = -1
