@@ -22,7 +22,7 @@ from statestore.checkpoint.layout import is_temporary
 from statestore.checkpoint.pins import pin_id_for
 from statestore.core.defaults import BATCHES_REPEATED
 from statestore.core.errors import InUseError, InvalidArgumentError, require_several
-from statestore.io.storage import is_same_directory
+from statestore.io.storage import is_same_directory, place_uri
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.committed_version import find_version
 from statestore.operations.new_directory import check_beside
@@ -132,7 +132,8 @@ def try_job(
         if isinstance(checkpoint, Directory)
         else Reach(checkpoint, storage_options, None)
     )
-    reach, there = reach.with_new(uri_beside(reach.place.uri, "-trial") if trial is None else trial)
+    beside = uri_beside(place_uri(reach.place.uri), "-trial") if trial is None else trial
+    reach, there = reach.with_new_checkpoint(beside)
     ck, it = Checkpoint._at(reach), Trial._at(there)
     given = tuple(os.fspath(argument) for argument in arguments)
     sides = {NEW: _Side(CHECKPOINT, job, given)}

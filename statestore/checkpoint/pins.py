@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import parse_pin_name, pin_name
 from statestore.core.errors import StateStoreError
+from statestore.io.storage import place_uri
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -70,9 +71,9 @@ def pins_for(directory: str) -> str:
     """Return what the IDs of all pins begin with that calls hold which make a directory.
 
     Args:
-        directory: Its URI, or its path.
+        directory: Its URI, or its path, however it is spelled.
     """
-    return hashlib.sha256(directory.encode()).hexdigest()[:_FOR]
+    return hashlib.sha256(place_uri(directory).encode()).hexdigest()[:_FOR]
 
 
 def pin_id_for(directory: str, ids: IdSource) -> str:

@@ -193,6 +193,7 @@ def other_provider_error(
         file=found[0],
         expected=expected,
         found=found[1],
-        to_fix=f"set spark.sql.streaming.stateStore.providerClass back to {found[1]}, or start the "
-        "query with a new checkpoint directory",
+        to_fix="put the entry of the newest batch in offsets back from a copy: it names the "
+        "provider, and the session's key does not count; where there is no such entry, set "
+        f"spark.sql.streaming.stateStore.providerClass back to {found[1]}",
     )

@@ -339,6 +339,15 @@ class OpenCheckpoint(QueryLogs):
         self._require_some(entry)
         self._require_stores()
 
+    def require_operators(self, version: int) -> None:
+        """Check that every operator is known, which is enough to tell where rows are.
+
+        Arguments and errors as `require_metadata`, but that nothing is asked of state schemas.
+        """
+        entry = self.commit_entry(version - 1)
+        self._require_operators(version, entry)
+        self._require_some(entry)
+
     def _require_operators(self, version: int, entry: CommitEntry) -> None:
         """Check that every operator that has state has metadata."""
         named = {int(operator) for operator in entry.checkpoint_ids} | self._operator_directories

@@ -140,6 +140,7 @@ def rows_at(checkpoint: OpenCheckpoint, address: Address, version: int | None) -
     """
     at = checkpoint.newest_version if version is None else version
     check_committed(checkpoint, at)
+    checkpoint.require_operators(at)
     stores = cache(partial(find_store, checkpoint, version=version))
     place = find_place(
         address,

@@ -306,7 +306,7 @@ def test_trial_that_was_killed_before_is_promoted(made, tmp_path):
     original, old, new = made
     world = World(original, tmp_path / "world")
     other = RandomIds().new_id()
-    for pin_id in (pin_id_for(world.trial.uri, RandomIds()), other):
+    for pin_id in (pin_id_for(f"file:{world.trial.uri}", RandomIds()), other):
         (world.root / "checkpoint/state/0/0" / pin_name(3, pin_id)).write_text("")
 
     with pytest.raises(InUseError, match=f"a trial.*{other}"):
@@ -340,6 +340,18 @@ def test_trial_whose_first_try_died_while_it_branched_is_promoted(made, tmp_path
         if not was_killed:
             break
     assert num_left
+
+
+def test_checkpoint_that_is_named_by_an_encoded_uri_is_tried(made, tmp_path):
+    """Catches a refusal of a directory that nobody has named, which a query would find."""
+    original, *_ = made
+    world = World(original, tmp_path / "the world")
+    (world.root / "job.py").write_text("")
+
+    with pytest.raises(InvalidArgumentError, match="starts no query"):
+        try_job((world.root / "checkpoint").as_uri(), world.root / "job.py")
+
+    assert Trial(world.root / "checkpoint-trial").result.state == "branched"
 
 
 def test_savepoint_of_the_old_may_not_go_with_the_trial(made, tmp_path):

@@ -1,6 +1,7 @@
 """State read, compared and looked into without Spark, against a dict for every version."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,8 +21,9 @@ from statestore.io.local import LocalFileIO
 from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import open_storage
 from statestore.operations.reading.diff import DiffCounts
-from statestore.testing.stores import schema_of
+from statestore.testing.stores import OPERATORS, schema_of
 from tests.checkpoints import DEFAULT, LISTS, contents, without_lists, write_checkpoint
+from tests.rescaled import make
 from tests.seams import at
 
 WORDS = [None, "", "a", "zwölf", "a word that is longer than a slot"]
@@ -454,3 +456,13 @@ def test_a_rescaled_version_reads_as_before(backend, tmp_path):
         groups = Checkpoint(root).rows("default").key_groups()
         assert sum(groups["num_rows"].to_pylist()) == len(contents(VERSIONS))
         assert max(groups["partition_id"].to_pylist()) < num_partitions
+
+
+def test_operator_without_metadata_is_named(tmp_path):
+    """Catches rows of one operator for all there are, and state that is said not to be there."""
+    path = make(tmp_path, operators=OPERATORS[:2]).path
+    for operator in (1, 0):
+        shutil.rmtree(f"{path}/state/{operator}/_metadata")
+
+        with pytest.raises(NotFoundError, match=rf"no metadata.*state/{operator}/_metadata"):
+            Checkpoint(path).rows().read()

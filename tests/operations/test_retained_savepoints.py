@@ -20,6 +20,7 @@ from statestore.core.errors import (
     InvalidArgumentError,
     NotFoundError,
     StateStoreError,
+    StorageError,
 )
 from statestore.core.options import StateStoreOptions
 from statestore.io.memory import MemoryFileIO
@@ -213,6 +214,27 @@ def test_what_an_attempt_left_goes_before_the_next_one_fails(tmp_path):
         query.retain()
 
     assert left not in query.there()
+
+
+def test_savepoint_is_taken_beside_what_cannot_be_deleted(tmp_path, monkeypatch):
+    """Catches backups that end for ever, since a directory of another account is in their way."""
+    query = at_rest(tmp_path)
+    left = "/kept/savepoint-20260101T000000Z-0000000a"
+    mark = metadata_fields(unfinished="savepoint", attempt="a").encode()
+    query.io.write(f"{left}/metadata", mark, sync=False, overwrite=True)
+    query.clock.advance(2 * HOUR_MS)
+    query.commit()
+    before = query.there()
+
+    def delete_tree(directory, *_):
+        raise StorageError("no permission", directory=directory, to_fix="ask")
+
+    monkeypatch.setattr(query.io, "delete_tree", delete_tree)
+    with pytest.raises(StorageError, match="no permission"):
+        query.retain()
+
+    (taken,) = query.there() - before
+    assert query.at(taken, Savepoint).verify(deep=True).ok
 
 
 def test_an_empty_directory_goes_when_its_name_is_old(tmp_path):

@@ -90,11 +90,12 @@ def _num_batches(lane: Lane) -> int:
     return len(list((lane.checkpoint / "commits").glob("[0-9]*")))
 
 
+@pytest.mark.parametrize("fix", ["limit", "state partitions"])
 def test_state_may_grow_to_the_limit_and_not_beyond(
-    make_lane: MakeLane, memory: Callable[[], CheckpointMemoryFileIO]
+    make_lane: MakeLane, memory: Callable[[], CheckpointMemoryFileIO], fix: str
 ) -> None:
     """Catches a size that drifts from what the state holds, over updates, evictions and loads, and
-    a refused commit that takes the version before with it.
+    a refused commit that takes the version before with it, or whose fix does not help.
     """
     batches = [
         {"events": generate_events("events", batch, num_rows=num_rows)}
@@ -118,9 +119,15 @@ def test_state_may_grow_to_the_limit_and_not_beyond(
     text = _refusal(lane)
     assert "[state-too-large]" in text
     assert f"state_bytes={largest}, max_state_bytes={largest - 1}" in text
-    assert "filesystem or rocksdb" in text
     assert limit in text
-    lane.conf[limit] = str(largest)
+    assert "spark=spark).restore(NEW" in text
+    if fix == "limit":
+        lane.conf[limit] = str(largest)
+    else:
+        new = lane.checkpoint.with_name("more")
+        checkpoint = Checkpoint(lane.checkpoint, spark=lane.session())
+        checkpoint.restore(new, num_partitions=2 * NUM_PARTITIONS)
+        lane.checkpoint = new
     lane.run()
 
     assert lane.batches == first.batches

@@ -284,12 +284,32 @@ def test_batch_that_the_file_sink_has_runs_again(
     """
     lane = FileSunk(spark, tmp_path, conf=conf)
     lane.run_batches(num_batches)
+    entry = lane.output / LOG / ("1" if num_batches == 2 else "2.compact")
+    before = entry.read_bytes()
 
     happens(lane)
     lane.run_batches(2)
 
     assert lane.rows() == lane.expected
     assert Checkpoint(lane.checkpoint).verify(deep=True).ok
+    # Where its state is there, the batch stays as it is: who reads the output as it grows has it.
+    is_needed = conf or happens is _damage_and_repair
+    assert (entry.read_bytes() != before) == bool(is_needed)
+
+
+def test_new_query_takes_nothing_out_of_the_output_of_another(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Catches output that is gone, since a query with a new checkpoint plans a batch it has."""
+    lane = FileSunk(spark, tmp_path / "first", conf=FORMAT_2)
+    lane.run_batches(1)
+    other = FileSunk(spark, tmp_path / "second", conf=FORMAT_2)
+    other.output = lane.output
+
+    with pytest.raises(StreamingQueryException, match="CheckpointInfo length: 0"):
+        other.run_batches(1)
+
+    assert lane.rows() == lane.expected
 
 
 @pytest.mark.parametrize("computes", [True, False])

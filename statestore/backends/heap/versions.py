@@ -124,9 +124,10 @@ class HeapVersions(FilesystemVersions):
                 version=new.version,
                 state_bytes=new.state_bytes,
                 max_state_bytes=options.heap_max_state_bytes,
-                to_fix="use the filesystem or rocksdb backend with a new checkpoint directory; or "
-                "raise spark.sql.streaming.stateStore.heap.maxStateBytes, with memory for it on "
-                "the driver's machine, or the number of state partitions",
+                to_fix="raise spark.sql.streaming.stateStore.heap.maxStateBytes, with memory for "
+                "it on the driver's machine; or, in the driver's program, make a new checkpoint: "
+                'Checkpoint(CHECKPOINT, spark=spark).restore(NEW, backend="filesystem"), or with '
+                "a larger num_partitions",
             )
         if new.parent is None:
             mark_home(self.location, self._home, BACKEND)

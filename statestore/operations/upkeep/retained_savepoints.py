@@ -249,7 +249,8 @@ class _Attempt:
             is_new = self._is_new(checkpoint, before)
             # First: what a killed attempt left may be what the next one has no space for.
             left_over = self._left_over(checkpoint)
-            self._delete(checkpoint, left_over)
+            with suppress(StateStoreError):  # it is tried again when the new one is there
+                self._delete(checkpoint, left_over)
         if is_new:
             made = take_savepoint(
                 self._place, self._target(), _itself, form=self._retention.form, progress=progress
@@ -261,7 +262,7 @@ class _Attempt:
             # Of two runs at once, either would delete what the other has just taken.
             doomed = [one for one in self._doomed([*there]) if one in before]
             self._check_whole(there[-1].uri)
-            self._delete(checkpoint, [one.uri for one in doomed])
+            self._delete(checkpoint, [one.uri for one in doomed] + self._left_over(checkpoint))
         return RetainedSavepoints(
             source=self._place.uri,
             directory=self._uri,

@@ -1,5 +1,8 @@
 package io.statestore.provider
 
+import java.lang.{Boolean => JBoolean}
+import java.util.{Collections, WeakHashMap}
+
 import org.apache.hadoop.fs.Path
 
 import org.apache.spark.internal.Logging
@@ -9,14 +12,23 @@ import org.apache.spark.sql.classic.SparkSession
 import org.apache.spark.sql.connector.catalog.Table
 import org.apache.spark.sql.execution.streaming.runtime.{CompactibleFileStreamLog, StreamExecution}
 import org.apache.spark.sql.execution.streaming.sinks.{FileStreamSink, FileStreamSinkLog}
+import org.apache.spark.sql.execution.streaming.state.StateStoreConf
 
 /**
  * Spark's file sink, which tells batches by their numbers: it leaves out each one up to the newest
  * of its log, `_spark_metadata`, and its readers need an entry there of every batch. No sink is
  * given the batch that an operation made, nor is a new output directory given those of before.
  * Their entries are written here, by Spark's own class: the log is the sink's.
+ *
+ * A batch that the sink has and the commit log has not is run again by Spark and left out by the
+ * sink, so nobody makes its state. Where that is needed, the sink's entry is taken back first: in
+ * checkpoint format 2, as Spark then has no IDs for the commit log, and after a repair.
  */
 private[statestore] object FileSinks extends Logging {
+
+  /** Sinks that have the batch which their query runs first, and are to be given it again. */
+  private val givenAgain =
+    Collections.synchronizedSet(Collections.newSetFromMap(new WeakHashMap[Table, JBoolean]))
 
   /**
    * When a query is started: refuses a file sink that would leave out rows of it, or whose log can
@@ -40,6 +52,10 @@ private[statestore] object FileSinks extends Logging {
             s"output=${log.output} newest_batch=$newest checkpoint=${logs.root} next_batch=$next")
         }
         log.missing(next)
+        val conf = new StateStoreConf(classic.sessionState.conf)
+        if (newest == next && (conf.enableStateStoreCheckpointIds || logs.wasRepaired(next))) {
+          givenAgain.add(write.sink)
+        }
       }
     case _ => ()
   }
@@ -53,7 +69,11 @@ private[statestore] object FileSinks extends Logging {
     for {
       log <- open(session, query.sink, logs)
       planned <- logs.newestPlanned
-    } log.complete(planned)
+    } {
+      log.complete(planned)
+      // Another run may have committed it meanwhile: then it is not this one's to take back.
+      if (givenAgain.remove(query.sink) && logs.next == planned) log.takeBack(planned)
+    }
   }
 
   private def open(session: SparkSession, sink: Table, logs: QueryLogs): Option[SinkLog] =
@@ -101,12 +121,6 @@ private[statestore] object FileSinks extends Logging {
 
     def complete(next: Long): Unit = {
       val (batches, isNew) = missing(next)
-      if (newest == next) {
-        // It would leave the batch out, so that nobody makes its state: Spark has no ID of it for
-        // the commit log, and what a repair took back stays damaged.
-        logInfo(s"the file sink is given a batch again: output=$output, batch=$next")
-        purgeAfter(next - 1)
-      }
       batches.foreach { batch =>
         // Compaction reads what is before, which a new sink has not got.
         if (isNew) addNewBatchByStream(batch)(serialize(Array.empty, _))
@@ -115,6 +129,11 @@ private[statestore] object FileSinks extends Logging {
       if (batches.nonEmpty) {
         logInfo(s"the file sink was given no batch of these: output=$output, batches=$batches")
       }
+    }
+
+    def takeBack(batch: Long): Unit = if (newest == batch) {
+      logInfo(s"the file sink is given a batch again: output=$output, batch=$batch")
+      purgeAfter(batch - 1)
     }
   }
 }

@@ -28,6 +28,10 @@ private[provider] final class QueryLogs(session: SparkSession, val root: String)
 
   def isPlanned(batch: Long): Boolean = newestPlanned.exists(_ >= batch)
 
+  /** Whether a repair went back to the version before a batch, at some time. */
+  def wasRepaired(batch: Long): Boolean =
+    names("statestore-repair").exists(name => name == s"$batch" || name.startsWith(s"$batch-"))
+
   /** Number of state partitions of the newest committed batch. */
   def numPartitions: Option[Int] =
     batches("commits").maxOption.map(conf(_).path(Partitions).asInt).filter(_ > 0)
@@ -61,10 +65,11 @@ private[provider] final class QueryLogs(session: SparkSession, val root: String)
     } catch { case _: FileNotFoundException => Json.obj() }
 
   private def batches(log: String): Set[Long] =
-    try {
-      val names = fs.listStatus(new Path(directory, log)).map(_.getPath.getName).toSet
-      names.filter(_.forall(Character.isDigit)).map(_.toLong)
-    } catch { case _: FileNotFoundException => Set.empty }
+    names(log).filter(_.forall(Character.isDigit)).map(_.toLong)
+
+  private def names(below: String): Set[String] =
+    try fs.listStatus(new Path(directory, below)).map(_.getPath.getName).toSet
+    catch { case _: FileNotFoundException => Set.empty }
 }
 
 private object QueryLogs {

@@ -286,8 +286,9 @@ private[statestore] final class RecordPages(outside: OffHeapMemory = null) {
     if (page >= MaxPages) {
       throw new NoAddressException(
         "[state-too-large] the rows of a state partition, or those that a batch writes to it, " +
-          s"are more than can be addressed in memory: pages=$MaxPages. To fix: give the query " +
-          "more state partitions with statestore rescale, or read less in a batch")
+          s"are more than can be addressed in memory: pages=$MaxPages. To fix: start the query " +
+          "from a checkpoint with more state partitions: statestore restore CHECKPOINT NEW " +
+          "--num-partitions NUMBER")
     }
 
   private def addPage(page: Int, base: AnyRef, start: Long, end: Int): Unit = {
