@@ -194,6 +194,6 @@ def other_provider_error(
         expected=expected,
         found=found[1],
         to_fix="put the entry of the newest batch in offsets back from a copy: it names the "
-        "provider, and the session's key does not count; where there is no such entry, set "
-        f"spark.sql.streaming.stateStore.providerClass back to {found[1]}",
+        "provider, and the session's key does not count; where there is no copy, start the query "
+        "with a new checkpoint directory",
     )

@@ -120,6 +120,15 @@ def find_place(
     )
 
 
+def operator_of(address: Address) -> int | None:
+    """Return the operator ID that an address names, None where it names none.
+
+    Raises:
+        InvalidArgumentError: It is neither text nor a number.
+    """
+    return _parse(address)[0]
+
+
 def _parse(address: Any) -> tuple[int | None, str | None]:
     """Return operator ID and name, None for what is not said.
 

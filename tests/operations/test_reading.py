@@ -466,3 +466,5 @@ def test_operator_without_metadata_is_named(tmp_path):
 
         with pytest.raises(NotFoundError, match=rf"no metadata.*state/{operator}/_metadata"):
             Checkpoint(path).rows().read()
+        if operator == 1:
+            assert Checkpoint(path).rows(0).read().num_rows

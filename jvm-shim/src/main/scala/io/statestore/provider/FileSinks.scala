@@ -53,7 +53,9 @@ private[statestore] object FileSinks extends Logging {
         }
         log.missing(next)
         val conf = new StateStoreConf(classic.sessionState.conf)
-        if (newest == next && (conf.enableStateStoreCheckpointIds || logs.wasRepaired(next))) {
+        val isNeeded = conf.enableStateStoreCheckpointIds || logs.wasRepaired(next)
+        // What is older than its plan, another query has written.
+        if (newest == next && isNeeded && log.writtenMs(next) >= logs.plannedMs(next)) {
           givenAgain.add(write.sink)
         }
       }
@@ -129,6 +131,12 @@ private[statestore] object FileSinks extends Logging {
       if (batches.nonEmpty) {
         logInfo(s"the file sink was given no batch of these: output=$output, batches=$batches")
       }
+    }
+
+    def writtenMs(batch: Long): Long = {
+      val entry = batchIdToPath(batch)
+      val fs = entry.getFileSystem(session.sessionState.newHadoopConf())
+      fs.getFileStatus(entry).getModificationTime
     }
 
     def takeBack(batch: Long): Unit = if (newest == batch) {

@@ -28,6 +28,10 @@ private[provider] final class QueryLogs(session: SparkSession, val root: String)
 
   def isPlanned(batch: Long): Boolean = newestPlanned.exists(_ >= batch)
 
+  /** When a batch was planned, milliseconds since the Unix epoch. */
+  def plannedMs(batch: Long): Long =
+    fs.getFileStatus(new Path(directory, s"offsets/$batch")).getModificationTime
+
   /** Whether a repair went back to the version before a batch, at some time. */
   def wasRepaired(batch: Long): Boolean =
     names("statestore-repair").exists(name => name == s"$batch" || name.startsWith(s"$batch-"))
