@@ -134,9 +134,10 @@ class Reach:
         Raises:
             InvalidArgumentError: As there; or a query would not find it by its URI.
         """
-        is_reached = isinstance(directory, Reached)
-        uri = directory._reach.place.uri if is_reached else os.fspath(directory)
-        require_unencoded(uri)
+        if isinstance(directory, Reached):
+            require_unencoded(directory._reach.place.uri)
+        else:
+            require_unencoded(os.fspath(directory))
         return self.with_new(directory)
 
     def with_new(self, directory: str | os.PathLike[str] | Reached) -> tuple[Reach, Reach]:

@@ -12,6 +12,7 @@ import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import pyarrow as pa
@@ -77,9 +78,10 @@ class MappedFile:
         self.bytes = pa.py_buffer(b"")
         """All of them."""
         if Path(path).stat().st_size:  # else there is nothing to map
+            # Arrow would encode a text as UTF-8, whatever the locale does.
+            name: Any = os.fsencode(path)
             # It holds no descriptor of the file, as Python's own mapping would.
-            # Arrow would encode a name as UTF-8, whatever the locale does.
-            with pa.memory_map(os.fsencode(path)) as mapped:
+            with pa.memory_map(name) as mapped:
                 self.bytes = mapped.read_buffer()
         self.size = self.bytes.size
 
