@@ -44,6 +44,8 @@ BACKENDS: dict[str, tuple[str, ...]] = {
 KILOBYTES = "SELECT key, {'sum': value.sum / 1024.0, 'count': 0::BIGINT} AS value FROM state"
 MEASURED = ("backend", "batch", "bytes added", "bytes of a restore", "commit, ms", "batch, ms")
 RECONFIGURED = ("what", "state partitions", "totals of users")
+FEWEST_EDITS = 24
+"""Half of them are read in twelve batches."""
 NOT_COMPATIBLE = "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE"
 
 
@@ -64,6 +66,11 @@ class Place:
         directory.mkdir(parents=True)
         with gzip.open(edits, "rt") if edits.suffix == ".gz" else edits.open() as lines:
             self.edits = [(edit["user"], edit["delta"]) for edit in map(json.loads, lines)]
+        if len(self.edits) < FEWEST_EDITS:
+            raise AnswerError(
+                f"edits={len(self.edits)} are too few. To fix: name a file of {FEWEST_EDITS}"
+                " or more"
+            )
         self.broker = Broker(directory / "broker")
         self.spark: SparkSession = start_spark("local[1]")
         self._lines = read_edits(self.spark, edits)

@@ -148,7 +148,7 @@ class Diagnosis:
         if not self._is_backend_known:
             yield self._check_rocksdb()
         yield self._check_workers()
-        yield self._check("engine", self._check_engine, needs=("spark", "fit", "python"))
+        yield self._check("engine", self._check_engine, needs=("fit", "python"))
         if self._storage is None:
             return
         needed = ("java", "spark", "fit") if is_hadoop(self._storage) else ()

@@ -37,7 +37,7 @@ from statestore.operations.source_logs import check_sources
 from statestore.operations.states import check_committed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.references import FileRef, StoreName
@@ -102,7 +102,7 @@ class CommittedVersion:
 
         Errors as `check_sources`, and as `require_own`.
         """
-        require_own(self.checkpoint, self.spark_files)
+        require_own(self.checkpoint)
         check_sources(self.checkpoint.uri, self.offsets, self.spark_files)
 
     def is_single(self, operator: int, name: str) -> bool:
@@ -226,10 +226,11 @@ def spark_files_of(checkpoint: OpenCheckpoint) -> Iterable[str]:
             yield info.name
 
 
-def require_own(checkpoint: OpenCheckpoint, names: Sequence[str]) -> None:
-    """Check that files are the checkpoint's own: who copies it may read what its writer may not.
+def require_own(checkpoint: OpenCheckpoint) -> None:
+    """Check that the files of a checkpoint are its own.
 
-    The directory and its `state` may be links, as where they were moved to another disk.
+    Who copies it may read what its writer may not. The directory and its `state` may be links, as
+    where they were moved to another disk.
 
     Raises:
         CorruptionError: A link leads to a file from elsewhere.
@@ -238,8 +239,8 @@ def require_own(checkpoint: OpenCheckpoint, names: Sequence[str]) -> None:
         return
     roots = [os.path.realpath(path) for path in (checkpoint.path, checkpoint.state_directory)]
     resolved: dict[str, str] = {}
-    for name in names:
-        directory, _, of_file = f"{checkpoint.path}/{name}".rpartition("/")
+    for info in checkpoint.io.list_tree(checkpoint.path):
+        directory, _, of_file = f"{checkpoint.path}/{info.name}".rpartition("/")
         if directory not in resolved:
             resolved[directory] = os.path.realpath(directory)
         path = f"{resolved[directory]}/{of_file}"
@@ -248,7 +249,7 @@ def require_own(checkpoint: OpenCheckpoint, names: Sequence[str]) -> None:
         if not any(Path(leads_to).is_relative_to(root) for root in roots):
             raise CorruptionError(
                 "a link leads out of the checkpoint, and nobody knows whose the file is",
-                file=f"{checkpoint.path}/{name}",
+                file=f"{checkpoint.path}/{info.name}",
                 leads_to=leads_to,
                 to_fix="put what it leads to in place of the link if it belongs to the checkpoint, "
                 "else delete the link",

@@ -285,6 +285,23 @@ def test_a_cleanup_deletes_nowhere_when_a_reference_file_names_another_place(tmp
     assert files_below(tmp_path) == before
 
 
+@pytest.mark.parametrize("what", ["state file", "state partition"])
+def test_state_of_another_query_that_a_link_leads_to_is_not_copied(savepoint, tmp_path, what):
+    """Catches rows of another query's in the copy of a stranger's savepoint."""
+    link = savepoint / "state/0/0"
+    if what == "state file":
+        link = next(path for path in link.rglob("*") if path.is_file())
+    link.symlink_to(shutil.move(link, tmp_path / "elsewhere"))
+
+    for copy in (
+        lambda to: at(savepoint, options=OPTIONS).restore(to),
+        lambda to: at(savepoint, options=OPTIONS).transform(to, {}),
+    ):
+        with pytest.raises(CorruptionError, match="leads out of the checkpoint"):
+            copy(tmp_path / "new")
+        assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize("leads_to", ["file", "directory", "file below state"])
 def test_what_a_link_leads_to_is_not_copied(savepoint, tmp_path, leads_to):
     """Catches private files of whoever copies a stranger's savepoint, in the copy."""

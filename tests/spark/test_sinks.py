@@ -17,7 +17,7 @@ from statestore import Checkpoint, capture_query, write_savepoint
 from statestore.spark.failures import find_obstacle
 
 from .conftest import EXTENDED, ON_EACH_SPARK, OURS, PROVIDER
-from .harness import FORMAT_2, HEAP, Files, Lane
+from .harness import FORMAT, FORMAT_2, HEAP, Files, Lane
 from .queries import single
 
 pytestmark = [
@@ -32,6 +32,7 @@ FIRST_OF_EACH = single(
     [],
 )
 INTERVAL = "spark.sql.streaming.fileSink.log.compactInterval"
+RETAINED = "spark.sql.streaming.minBatchesToRetain"
 LOG = "_spark_metadata"
 Rows = Counter[tuple[str, int]]
 
@@ -268,7 +269,16 @@ def _damage_and_repair(lane: Sunk) -> None:
     assert Checkpoint(lane.checkpoint).repair().done
 
 
-@pytest.mark.parametrize("happens", [_lose_the_commit, _damage_and_repair])
+def _lose_the_commit_and_restore(lane: Sunk) -> None:
+    _lose_the_commit(lane)
+    moved = _move(lane)
+    Checkpoint(lane.checkpoint).restore(moved)
+    lane.checkpoint = moved
+
+
+@pytest.mark.parametrize(
+    "happens", [_lose_the_commit, _damage_and_repair, _lose_the_commit_and_restore]
+)
 @pytest.mark.parametrize("conf", [{}, FORMAT_2], ids=["v1", "v2"])
 @pytest.mark.parametrize("num_batches", [2, 3])
 def test_batch_that_the_file_sink_has_runs_again(
@@ -293,24 +303,80 @@ def test_batch_that_the_file_sink_has_runs_again(
     assert lane.rows() == lane.expected
     assert Checkpoint(lane.checkpoint).verify(deep=True).ok
     # Where its state is there, the batch stays as it is: who reads the output as it grows has it.
-    is_needed = conf or happens is _damage_and_repair
+    is_needed = conf or happens is not _lose_the_commit
     assert (entry.read_bytes() != before) == bool(is_needed)
 
 
-def test_new_query_takes_nothing_out_of_the_output_of_another(
-    spark: SparkSession, tmp_path: Path
+@pytest.mark.parametrize("conf", [{}, FORMAT_2], ids=["v1", "v2"])
+def test_new_query_is_refused_at_the_output_of_another(
+    spark: SparkSession, tmp_path: Path, conf: dict[str, str]
 ) -> None:
-    """Catches output that is gone, since a query with a new checkpoint plans a batch it has."""
-    lane = FileSunk(spark, tmp_path / "first", conf=FORMAT_2)
+    """Catches output that is gone, and input that a query with a new checkpoint leaves out."""
+    lane = FileSunk(spark, tmp_path / "first", conf=conf)
     lane.run_batches(1)
-    other = FileSunk(spark, tmp_path / "second", conf=FORMAT_2)
+    other = FileSunk(spark, tmp_path / "second", conf=conf)
     other.output = lane.output
 
     for _ in range(2):
-        with pytest.raises(StreamingQueryException, match="CheckpointInfo length: 0"):
-            other.run_batches(1)
+        assert "[sink-apart] the file sink has batches" in _refusal(other)
 
     assert lane.rows() == lane.expected
+
+
+def test_branch_takes_nothing_out_of_the_output_of_its_original(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Catches rows of the original that are gone, since the branch had its batch planned, too."""
+    lane = FileSunk(spark, tmp_path, conf=FORMAT_2)
+    lane.run_batches(2)
+    _lose_the_commit(lane)
+    _delete_entries(lane, 1)
+    moved = _move(lane)
+    Checkpoint(lane.checkpoint).branch(moved)
+    lane.run_batches(1)
+    assert lane.rows() == lane.expected
+    original, lane.checkpoint = lane.checkpoint, moved
+
+    assert "[sink-apart] the file sink has batches" in _refusal(lane)
+
+    lane.checkpoint = original
+    assert lane.rows() == lane.expected
+
+
+@pytest.mark.needs("pinned-format")
+@pytest.mark.parametrize("formats", ["12", "21"])
+def test_batch_is_given_again_by_the_format_that_the_query_has(
+    spark: SparkSession, tmp_path: Path, formats: str
+) -> None:
+    """Catches a query that never starts again, since the session has another format than it."""
+    lane = FileSunk(spark, tmp_path, conf={FORMAT: formats[0]})
+    lane.run_batches(2)
+    before = (lane.output / LOG / "1").read_bytes()
+
+    _lose_the_commit(lane)
+    lane.conf[FORMAT] = formats[1]
+    lane.run_batches(2)
+
+    assert lane.rows() == lane.expected
+    assert ((lane.output / LOG / "1").read_bytes() != before) == (formats[0] == "2")
+
+
+def test_operations_in_a_row_may_be_more_than_batches_that_are_retained(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Catches a query that is refused for ever: Spark purges what says that operations made them.
+
+    It does so before it plans the first batch, so nothing else than the start can find them.
+    """
+    conf = {RETAINED: "2", "spark.sql.streaming.asyncLogPurge.enabled": "false"}
+    lane = FileSunk(spark, tmp_path, interval=10, conf=conf)
+    lane.run_batches(2)
+    for operate in (_rescale, _edit, _forget):
+        operate(lane)
+
+    for _ in range(2):
+        lane.run_batches(1)
+        assert lane.rows() == lane.expected
 
 
 @pytest.mark.parametrize("computes", [True, False])
@@ -369,8 +435,9 @@ def test_file_sink_that_would_leave_out_rows_is_refused(
     lane.run_batches(1)
     assert lane.rows() == lane.expected
 
-    _delete_entries(lane, 4)
-    assert "[sink-apart] the file sink lacks batches" in _refusal(lane)
+    for lost in (2, 4):
+        _delete_entries(lane, lost)
+        assert "[sink-apart] the file sink lacks batches" in _refusal(lane)
     lane.begin_output("new")
     lane.run_batches(1)
     assert lane.rows() == lane.expected

@@ -7,6 +7,7 @@ is its own. A branch is dropped by deleting its directory.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from statestore.core.errors import InvalidArgumentError
@@ -35,6 +36,9 @@ def decide_branch(
             to_fix="take a savepoint in the driver's own Python program, and restore that",
         )
     found = source_of("branch", checkpoint, target, version)
+    # A batch that is planned may be in the output of the original, which the branch does not write.
+    ended = {batch: entry for batch, entry in found.offsets.items() if batch < found.version}
+    found = replace(found, offsets=ended)
     origin = BranchOrigin(checkpoint.uri, found.query_id or "", found.version)
     metadata = query_metadata(new_query_id(target.ids), origin)
     return same_shape(

@@ -115,7 +115,7 @@ def hand(old: OpenCheckpoint, branch: OpenCheckpoint, batch: int) -> None:
     missing = [
         path for path in spark_files_of(old) if path not in known and not path.startswith("state/")
     ]
-    require_own(old, missing)
+    require_own(old)
     for path in missing:
         data = read_bytes(old.io, f"{old.path}/{path}")
         write_bytes(branch.io, f"{branch.path}/{path}", data, overwrite=True)

@@ -1,6 +1,5 @@
 package io.statestore.provider
 
-import java.lang.{Boolean => JBoolean}
 import java.util.{Collections, WeakHashMap}
 
 import org.apache.hadoop.fs.Path
@@ -12,7 +11,7 @@ import org.apache.spark.sql.classic.SparkSession
 import org.apache.spark.sql.connector.catalog.Table
 import org.apache.spark.sql.execution.streaming.runtime.{CompactibleFileStreamLog, StreamExecution}
 import org.apache.spark.sql.execution.streaming.sinks.{FileStreamSink, FileStreamSinkLog}
-import org.apache.spark.sql.execution.streaming.state.StateStoreConf
+import org.apache.spark.sql.execution.streaming.state.{StateStoreConf, StateStoreInternals}
 
 /**
  * Spark's file sink, which tells batches by their numbers: it leaves out each one up to the newest
@@ -22,13 +21,13 @@ import org.apache.spark.sql.execution.streaming.state.StateStoreConf
  *
  * A batch that the sink has and the commit log has not is run again by Spark and left out by the
  * sink, so nobody makes its state. Where that is needed, the sink's entry is taken back first: in
- * checkpoint format 2, as Spark then has no IDs for the commit log, and after a repair.
+ * checkpoint format 2, as Spark then has no IDs for the commit log; after a repair; and in a copy
+ * of a checkpoint, which has the plan of the batch and not its state.
  */
 private[statestore] object FileSinks extends Logging {
 
-  /** Sinks that have the batch which their query runs first, and are to be given it again. */
-  private val givenAgain =
-    Collections.synchronizedSet(Collections.newSetFromMap(new WeakHashMap[Table, JBoolean]))
+  /** What sinks had when their queries were started. */
+  private val atStart = Collections.synchronizedMap(new WeakHashMap[Table, AtStart])
 
   /**
    * When a query is started: refuses a file sink that would leave out rows of it, or whose log can
@@ -42,7 +41,8 @@ private[statestore] object FileSinks extends Logging {
       // Twice, and the checkpoint in between: a run that goes on meanwhile is not in its own way.
       for {
         newest <- open(classic, write.sink, logs).map(_.newest)
-        if logs.hasOurState
+        if logs.hasOurState ||
+          logs.newestPlanned.isEmpty && StateStoreInternals.isStateful(write.inputQuery)
         next = logs.next
         log <- open(classic, write.sink, logs)
       } {
@@ -51,32 +51,37 @@ private[statestore] object FileSinks extends Logging {
             "the file sink has batches that the query would run, and would leave them out",
             s"output=${log.output} newest_batch=$newest checkpoint=${logs.root} next_batch=$next")
         }
-        log.missing(next)
-        val conf = new StateStoreConf(classic.sessionState.conf)
-        val isNeeded = conf.enableStateStoreCheckpointIds || logs.wasRepaired(next)
         // What is older than its plan, another query has written.
-        if (newest == next && isNeeded && log.writtenMs(next) >= logs.plannedMs(next)) {
-          givenAgain.add(write.sink)
-        }
+        val hasNext = newest == next && log.writtenMs(next) / 1000 >= logs.plannedMs(next) / 1000
+        atStart.put(write.sink, AtStart(next, log.missing(next), hasNext))
       }
     case _ => ()
   }
 
   /**
    * When the first batch of a run was planned and is not written yet: makes the log of the query's
-   * file sink whole. Not before, since until then an operation can be taken back.
+   * file sink whole. Not before, since until then an operation can be taken back. What is missing
+   * was found at the start: Spark has purged old entries of the offset log since.
+   *
+   * @param session the query's own, whose checkpoint format is the one that Spark goes on with
    */
   def complete(query: StreamExecution, session: SparkSession): Unit = {
     val logs = new QueryLogs(session, query.resolvedCheckpointRoot)
     for {
+      start <- Option(atStart.remove(query.sink))
+      // Another run may have committed it meanwhile: then nothing is this one's to change.
+      if logs.next == start.next && logs.isPlanned(start.next)
       log <- open(session, query.sink, logs)
-      planned <- logs.newestPlanned
     } {
-      log.complete(planned)
-      // Another run may have committed it meanwhile: then it is not this one's to take back.
-      if (givenAgain.remove(query.sink) && logs.next == planned) log.takeBack(planned)
+      log.complete(start.missing)
+      if (start.hasNext && lacksState(session, logs, start.next)) log.takeBack(start.next)
     }
   }
+
+  /** Whether a batch has to be computed again, since it is planned and its state cannot be had. */
+  private def lacksState(session: SparkSession, logs: QueryLogs, batch: Long): Boolean =
+    new StateStoreConf(session.sessionState.conf).enableStateStoreCheckpointIds ||
+      logs.wasRepaired(batch) || !logs.mayHaveState(batch + 1)
 
   private def open(session: SparkSession, sink: Table, logs: QueryLogs): Option[SinkLog] =
     sink match {
@@ -94,6 +99,13 @@ private[statestore] object FileSinks extends Logging {
       s"[sink-apart] $what: $values. To fix: start the query with a new output directory; what " +
         "else can be done is said by statestore explain sink-apart")
 
+  /**
+   * @param next the batch that the query runs first
+   * @param missing as `SinkLog.missing`
+   * @param hasNext whether the sink has that batch, from a run that did not end it
+   */
+  private final case class AtStart(next: Long, missing: (Seq[Long], Boolean), hasNext: Boolean)
+
   /** The log of a file sink, beside the checkpoint of the query that writes to it. */
   private final class SinkLog(session: SparkSession, path: Path, val output: Path, logs: QueryLogs)
       extends FileStreamSinkLog(FileStreamSinkLog.VERSION, session, path.toString) {
@@ -105,7 +117,7 @@ private[statestore] object FileSinks extends Logging {
      * the sink has no file before `next`: a reader then needs its newest compaction and all after.
      */
     def missing(next: Long): (Seq[Long], Boolean) = {
-      val known = listBatches.filter(_ < next).toSet
+      val known = listBatchesOnDisk.filter(_ < next).toSet
       val start = known.filter(CompactibleFileStreamLog.isCompactionBatch(_, compactInterval))
       val absent = (start.maxOption.getOrElse(0L) until next).filterNot(known)
       if (absent.forall(logs.isOfOperation)) (absent, false)
@@ -121,8 +133,8 @@ private[statestore] object FileSinks extends Logging {
       }
     }
 
-    def complete(next: Long): Unit = {
-      val (batches, isNew) = missing(next)
+    def complete(missing: (Seq[Long], Boolean)): Unit = {
+      val (batches, isNew) = missing
       batches.foreach { batch =>
         // Compaction reads what is before, which a new sink has not got.
         if (isNew) addNewBatchByStream(batch)(serialize(Array.empty, _))

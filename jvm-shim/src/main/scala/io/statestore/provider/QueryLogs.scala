@@ -28,9 +28,19 @@ private[provider] final class QueryLogs(session: SparkSession, val root: String)
 
   def isPlanned(batch: Long): Boolean = newestPlanned.exists(_ >= batch)
 
-  /** When a batch was planned, milliseconds since the Unix epoch. */
-  def plannedMs(batch: Long): Long =
-    fs.getFileStatus(new Path(directory, s"offsets/$batch")).getModificationTime
+  /** When a batch was planned at first, milliseconds since the Unix epoch; a copy says the same. */
+  def plannedMs(batch: Long): Long = entry(batch).path("batchTimestampMs").asLong
+
+  /** Whether state of a version may be there; of a copy it is not. Elsewhere nobody looks. */
+  def mayHaveState(version: Long): Boolean =
+    fs.exists(new Path(directory, "statestore.json")) || {
+      val state = new Path(directory, s"${StreamingCheckpointConstants.DIR_NAME_STATE}/0/0")
+      try {
+        val files = fs.listFiles(state, true)
+        Iterator.continually(files).takeWhile(_.hasNext)
+          .exists(_.next().getPath.getName.startsWith(s"$version."))
+      } catch { case _: FileNotFoundException => false }
+    }
 
   /** Whether a repair went back to the version before a batch, at some time. */
   def wasRepaired(batch: Long): Boolean =
@@ -60,12 +70,14 @@ private[provider] final class QueryLogs(session: SparkSession, val root: String)
   }
 
   /** The configuration that a batch was planned with; nothing where no entry has it. */
-  private def conf(batch: Long): JsonNode =
+  private def conf(batch: Long): JsonNode = entry(batch).path("conf")
+
+  private def entry(batch: Long): JsonNode =
     try {
       val in = fs.open(new Path(directory, s"offsets/$batch"))
       val lines = try new String(in.readAllBytes(), UTF_8).split('\n') finally in.close()
       // A continuous trigger writes an empty line.
-      lines.lift(1).filter(_.nonEmpty).fold[JsonNode](Json.obj())(Json.readObject(_).path("conf"))
+      lines.lift(1).filter(_.nonEmpty).fold[JsonNode](Json.obj())(Json.readObject)
     } catch { case _: FileNotFoundException => Json.obj() }
 
   private def batches(log: String): Set[Long] =

@@ -21,6 +21,7 @@ import org.apache.spark.rpc.{IsolatedThreadSafeRpcEndpoint, RpcCallContext, RpcE
 import org.apache.spark.scheduler.{SparkListener, SparkListenerApplicationEnd}
 import org.apache.spark.sql
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
+import org.apache.spark.sql.catalyst.plans.logical.{Deduplicate, GlobalLimit, LogicalPlan}
 import org.apache.spark.sql.classic.SparkSession
 import org.apache.spark.sql.errors.QueryExecutionErrors
 import org.apache.spark.sql.execution.datasources.v2.state.metadata.StateMetadataPartitionReader
@@ -159,11 +160,17 @@ object StateStoreInternals {
     query <- activeQueries
     session = SparkVersion.sessionOf(query).sessionState
     if isWanted(session.conf.stateStoreProviderClass)
-    if query.analyzedPlan.exists(SparkVersion.isStateful)
+    if isStateful(query.analyzedPlan)
   } yield new StatefulQuery(
     query.runId.toString,
     new Path(query.resolvedCheckpointRoot, StreamingCheckpointConstants.DIR_NAME_STATE).toString,
     session)
+
+  /** Whether Spark keeps state of a plan; its own rule leaves limits out, and most duplicates. */
+  def isStateful(plan: LogicalPlan): Boolean = plan.exists {
+    case node @ (_: Deduplicate | _: GlobalLimit) => node.isStreaming
+    case node => SparkVersion.isStateful(node)
+  }
 
   private def activeQueries: Set[StreamExecution] =
     sharedStates.synchronized(sharedStates.asScala.toSet)
