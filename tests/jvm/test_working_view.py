@@ -306,7 +306,7 @@ def test_more_rows_than_can_be_addressed_are_refused_by_name(classes: Path) -> N
 
     rows, key, *lists = shown.splitlines()
     assert "NoAddressException: [state-too-large]" in rows
-    assert "To fix: give the query more state partitions" in rows
+    assert "statestore restore CHECKPOINT NEW --num-partitions" in rows
     assert "NoAddressException: [state-too-large]" in key
     assert "key_bytes=268435456" in key
     assert len(lists) == 2
