@@ -240,7 +240,7 @@ def require_own(checkpoint: OpenCheckpoint) -> None:
     roots = [os.path.realpath(path) for path in (checkpoint.path, checkpoint.state_directory)]
     resolved: dict[str, str] = {}
     for info in checkpoint.io.list_tree(checkpoint.path):
-        if "/." in f"/{info.name}":  # hidden, and never copied
+        if "/../" in f"/{info.name}":  # of an object store: no file system has such a name
             continue
         directory, _, of_file = f"{checkpoint.path}/{info.name}".rpartition("/")
         if directory not in resolved:

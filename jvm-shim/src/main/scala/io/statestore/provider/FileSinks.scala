@@ -26,6 +26,10 @@ import org.apache.spark.sql.execution.streaming.state.{StateStoreConf, StateStor
  */
 private[statestore] object FileSinks extends Logging {
 
+  /** Storages date files by clocks of their own, some in whole seconds. */
+  private val MaxRoundedMs = 1000L
+  private val MaxSkewMs = 60000L
+
   /** What sinks had when their queries were started. */
   private val atStart = Collections.synchronizedMap(new WeakHashMap[Table, AtStart])
 
@@ -46,13 +50,15 @@ private[statestore] object FileSinks extends Logging {
         next = logs.next
         log <- open(classic, write.sink, logs)
       } {
-        if (newest > next || newest == next && !logs.isPlanned(next)) {
+        val isPlanned = newest == next && logs.isPlanned(next)
+        // What is older than its plan, another query has written.
+        val aheadMs = if (isPlanned) log.writtenMs(next) - logs.plannedMs(next) else 0L
+        if (newest > next || newest == next && !isPlanned || aheadMs < -MaxSkewMs) {
           throw apart(
             "the file sink has batches that the query would run, and would leave them out",
             s"output=${log.output} newest_batch=$newest checkpoint=${logs.root} next_batch=$next")
         }
-        // What is older than its plan, another query has written.
-        val hasNext = newest == next && log.writtenMs(next) / 1000 >= logs.plannedMs(next) / 1000
+        val hasNext = isPlanned && aheadMs > -MaxRoundedMs
         atStart.put(write.sink, AtStart(next, log.missing(next), hasNext))
       }
     case _ => ()
@@ -68,7 +74,7 @@ private[statestore] object FileSinks extends Logging {
   def complete(query: StreamExecution, session: SparkSession): Unit = {
     val logs = new QueryLogs(session, query.resolvedCheckpointRoot)
     for {
-      start <- Option(atStart.remove(query.sink))
+      start <- Option(atStart.get(query.sink)) // Spark may ask again after a storage failed
       // Another run may have committed it meanwhile: then nothing is this one's to change.
       if logs.next == start.next && logs.isPlanned(start.next)
       log <- open(session, query.sink, logs)
@@ -81,7 +87,7 @@ private[statestore] object FileSinks extends Logging {
   /** Whether a batch has to be computed again, since it is planned and its state cannot be had. */
   private def lacksState(session: SparkSession, logs: QueryLogs, batch: Long): Boolean =
     new StateStoreConf(session.sessionState.conf).enableStateStoreCheckpointIds ||
-      logs.wasRepaired(batch) || !logs.mayHaveState(batch + 1)
+      logs.wasRepaired(batch) || !logs.hasState(batch + 1)
 
   private def open(session: SparkSession, sink: Table, logs: QueryLogs): Option[SinkLog] =
     sink match {

@@ -28,12 +28,18 @@ private[provider] final class QueryLogs(session: SparkSession, val root: String)
 
   def isPlanned(batch: Long): Boolean = newestPlanned.exists(_ >= batch)
 
-  /** When a batch was planned at first, milliseconds since the Unix epoch; a copy says the same. */
-  def plannedMs(batch: Long): Long = entry(batch).path("batchTimestampMs").asLong
+  /**
+   * When a batch was planned, milliseconds since the Unix epoch: by the driver, which a copy of the
+   * entry keeps, or by the storage, whichever is earlier.
+   */
+  def plannedMs(batch: Long): Long = {
+    val file = fs.getFileStatus(new Path(directory, s"offsets/$batch"))
+    math.min(entry(batch).path("batchTimestampMs").asLong, file.getModificationTime)
+  }
 
-  /** Whether state of a version may be there; of a copy it is not. Elsewhere nobody looks. */
-  def mayHaveState(version: Long): Boolean =
-    fs.exists(new Path(directory, "statestore.json")) || {
+  /** Whether state of a version is in the checkpoint: of a copy it is not. Elsewhere none is. */
+  def hasState(version: Long): Boolean =
+    !fs.exists(new Path(directory, "statestore.json")) && {
       val state = new Path(directory, s"${StreamingCheckpointConstants.DIR_NAME_STATE}/0/0")
       try {
         val files = fs.listFiles(state, true)
