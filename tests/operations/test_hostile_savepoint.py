@@ -285,6 +285,16 @@ def test_a_cleanup_deletes_nowhere_when_a_reference_file_names_another_place(tmp
     assert files_below(tmp_path) == before
 
 
+def _require_no_copy(savepoint, new):
+    for copy in (
+        lambda: at(savepoint, options=OPTIONS).restore(new),
+        lambda: at(savepoint, options=OPTIONS).transform(new, {}),
+    ):
+        with pytest.raises(CorruptionError, match="leads out of the checkpoint"):
+            copy()
+        assert not new.exists()
+
+
 @pytest.mark.parametrize("what", ["state file", "state partition"])
 def test_state_of_another_query_that_a_link_leads_to_is_not_copied(savepoint, tmp_path, what):
     """Catches rows of another query's in the copy of a stranger's savepoint."""
@@ -296,13 +306,7 @@ def test_state_of_another_query_that_a_link_leads_to_is_not_copied(savepoint, tm
         for number in range(30):
             (savepoint / f".{number}").symlink_to(tmp_path / "elsewhere")
 
-    for copy in (
-        lambda to: at(savepoint, options=OPTIONS).restore(to),
-        lambda to: at(savepoint, options=OPTIONS).transform(to, {}),
-    ):
-        with pytest.raises(CorruptionError, match="leads out of the checkpoint"):
-            copy(tmp_path / "new")
-        assert not (tmp_path / "new").exists()
+    _require_no_copy(savepoint, tmp_path / "new")
 
 
 @pytest.mark.parametrize("leads_to", ["file", "directory", "file below state"])
@@ -315,13 +319,7 @@ def test_what_a_link_leads_to_is_not_copied(savepoint, tmp_path, leads_to):
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(secret.parent if leads_to == "directory" else secret)
 
-    for copy in (
-        lambda to: at(savepoint, options=OPTIONS).restore(to),
-        lambda to: at(savepoint, options=OPTIONS).transform(to, {}),
-    ):
-        with pytest.raises(CorruptionError, match="leads out of the checkpoint"):
-            copy(tmp_path / "new")
-        assert not (tmp_path / "new").exists()
+    _require_no_copy(savepoint, tmp_path / "new")
 
 
 def test_links_that_fan_out_are_followed_once_each(savepoint):

@@ -199,31 +199,34 @@ def test_what_an_attempt_left_goes_when_nobody_writes_it(tmp_path):
     assert "/kept/savepoint-20260101T000000Z-0000000a" not in query.there()
 
 
-def test_what_an_attempt_left_goes_before_the_next_one_fails(tmp_path):
-    """Catches a full disk that stays full, or one that fills up, of savepoints that failed."""
-    query = at_rest(tmp_path)
-    left = "/kept/savepoint-20260101T000000Z-0000000a"
+LEFT = "/kept/savepoint-20260101T000000Z-0000000a"
+
+
+def _beside_what_is_left(root):
+    """A query with a new version, and what an attempt of two hours ago has left."""
+    query = at_rest(root)
     mark = metadata_fields(unfinished="savepoint", attempt="a").encode()
-    query.io.write(f"{left}/metadata", mark, sync=False, overwrite=True)
+    query.io.write(f"{LEFT}/metadata", mark, sync=False, overwrite=True)
     query.clock.advance(2 * HOUR_MS)
     query.commit()
+    return query
+
+
+def test_what_an_attempt_left_goes_before_the_next_one_fails(tmp_path):
+    """Catches a full disk that stays full, or one that fills up, of savepoints that failed."""
+    query = _beside_what_is_left(tmp_path)
     damaged = "/query/state/0/0/5.delta.arrows"
     query.io.write(damaged, query.io.read(damaged)[:-7], sync=False, overwrite=True)
 
     with pytest.raises(CorruptionError):
         query.retain()
 
-    assert left not in query.there()
+    assert LEFT not in query.there()
 
 
 def test_savepoint_is_taken_beside_what_cannot_be_deleted(tmp_path, monkeypatch):
     """Catches backups that end for ever, since a directory of another account is in their way."""
-    query = at_rest(tmp_path)
-    left = "/kept/savepoint-20260101T000000Z-0000000a"
-    mark = metadata_fields(unfinished="savepoint", attempt="a").encode()
-    query.io.write(f"{left}/metadata", mark, sync=False, overwrite=True)
-    query.clock.advance(2 * HOUR_MS)
-    query.commit()
+    query = _beside_what_is_left(tmp_path)
     before = query.there()
 
     def delete_tree(directory, *_):
