@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from pyspark.errors import IllegalArgumentException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from statestore import Checkpoint, capture_query, write_savepoint
+from statestore.core.errors import InvalidArgumentError
 from statestore.spark.failures import find_obstacle
 
 from .conftest import EXTENDED, ON_EACH_SPARK, OURS, PROVIDER
@@ -329,6 +331,53 @@ def test_batch_that_the_file_sink_has_runs_again(
     # Where its state is there, the batch stays as it is: who reads the output as it grows has it.
     is_needed = conf or "repair" in happens.__name__ or "restore" in happens.__name__
     assert (entry.read_bytes() != before) == bool(is_needed)
+
+
+def _lose_the_commit_before_the_sink_has_it(lane: Sunk) -> None:
+    """The driver dies when the state of the newest batch is written, and no sink has it."""
+    _lose_the_commit(lane)
+    newest = max(int(path.name) for path in lane.checkpoint.glob("offsets/[0-9]*"))
+    for path in lane.output.glob(f"{LOG}/*{newest}*"):
+        # The sum of an entry has its name with a dot before and `.crc` behind.
+        if path.name.strip(".").split(".")[0] == f"{newest}":
+            path.unlink()
+
+
+def _lose_the_commit_and_operate(lane: Sunk) -> None:
+    _lose_the_commit(lane)
+    for operate in (_rescale, _edit, _forget):
+        with pytest.raises(InvalidArgumentError) as raised:
+            operate(lane)
+        assert raised.value.kind == "unfinished-batch"
+
+
+RANDOMLY: list[Operate] = [
+    *(_lose_the_commit, _lose_the_commit_before_the_sink_has_it, _lose_the_commit_and_operate),
+    *(_lose_the_commit_and_restore, _lose_the_commit_and_restore_apart, _damage_and_repair),
+    *(_rescale, _rescale_and_undo, _edit, _forget, _restore, _restore_to_new, _branch_to_new),
+]
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[EXTENDED] if seed else []) for seed in range(12)]
+)
+def test_output_is_whole_whatever_happens_between_runs(
+    spark: SparkSession, tmp_path: Path, seed: int
+) -> None:
+    """Catches rows that are gone or there twice after deaths and operations in any order."""
+    rng = random.Random(seed)
+    conf = rng.choice([{}, FORMAT_2])
+    lane = FileSunk(spark, tmp_path, interval=rng.randint(2, 4), conf=conf)
+    lane.run_batches(2)
+
+    for number in range(6):
+        happens = rng.choice(RANDOMLY)
+        print(f"{number}: {happens.__name__}")  # pytest shows it beside a failure
+        happens(lane)
+        lane.run_batches(rng.randint(1, 3))
+        assert lane.rows() == lane.expected
+
+    assert Checkpoint(lane.checkpoint).verify(deep=True).ok
 
 
 @pytest.mark.parametrize("conf", [{}, FORMAT_2], ids=["v1", "v2"])
