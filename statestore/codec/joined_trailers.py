@@ -35,7 +35,7 @@ def add_counts(counts: Iterable[int | None]) -> int | None:
 def join_schemas(one: ColumnFamily, other: ColumnFamily) -> ColumnFamily:
     """Return a column family with the value schemas that it has in either of two descriptions.
 
-    Spark gives a schema its ID, so all state partitions have the same.
+    All state partitions have run the same programs, so a schema has the same ID in each.
     """
     schemas = {**one.value_schemas, **other.value_schemas}
     if schemas == one.value_schemas:

@@ -85,11 +85,12 @@ def evolve(
 class Latest(StatefulProcessor):
     """Keeps the newest value of a key, in fields of a schema, and shows the one before."""
 
-    def __init__(self, schema: str) -> None:
+    def __init__(self, schema: str, ttl_ms: int | None = None) -> None:
         self.schema = schema
+        self.ttl_ms = ttl_ms
 
     def init(self, handle: Any) -> None:
-        self.newest = handle.getValueState("newest", self.schema)
+        self.newest = handle.getValueState("newest", self.schema, self.ttl_ms)
         self.all = handle.getListState("all", self.schema)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timers: Any) -> Iterator[Any]:
@@ -121,3 +122,17 @@ def evolving_in_python(schema: str, ttl_ms: int = 0, *, timers: bool = False) ->
 
     query = evolving(schema, ttl_ms, timers=timers)
     return replace(query, name=f"{query.name} in Python", build=build)
+
+
+@cache
+def expiring(ttl_ms: int | None) -> Query:
+    """Return the query of `Latest` with a value that lives so long, or for ever."""
+
+    def build(session: SparkSession, streams: Mapping[str, DataFrame]) -> DataFrame:
+        groups = keyed_events(streams).groupBy("key")
+        shown = "key STRING, value STRING, list STRING, map STRING"
+        latest = Latest("number INT, text STRING", ttl_ms)
+        return groups.transformWithState(latest, shown, "Update", "ProcessingTime")
+
+    query = evolving_in_python(PYTHON[0])
+    return replace(query, name=f"expiring after {ttl_ms}", build=build)

@@ -15,7 +15,9 @@ from statestore import Checkpoint
 
 from .conftest import EXTENDED, PROVIDER, MakeLane
 from .harness import FILESYSTEM, HEAP, ROCKSDB, ROCKSDB_BACKEND, Lane, Query, assert_same
+from .queries import one_input
 from .state_evolution import (
+    BEGUN,
     CHANGES,
     HOUR_MS,
     PYTHON,
@@ -23,6 +25,7 @@ from .state_evolution import (
     evolve,
     evolving,
     evolving_in_python,
+    expiring,
 )
 
 BACKENDS = {"filesystem": FILESYSTEM, "rocksdb": ROCKSDB_BACKEND, "heap": HEAP}
@@ -32,6 +35,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     "with-timers": {"timers": True},
 }
 OF_CI = {("rocksdb", "nested", "with-ttl")}
+WIDER = f"{BEGUN}, d STRING"
+OTHER = "d STRING, a INT, c DOUBLE"
 pytestmark = pytest.mark.ours
 
 
@@ -111,6 +116,100 @@ def test_rows_equal_built_in_when_a_schema_has_changed(
     and expiry or timers that go astray beside it.
     """
     _run(make_lane, backend, CHANGES[change], batches=2, **BESIDE[beside])
+
+
+def _fail_once(lane: Lane, batch: int) -> None:
+    def on_batch(batch_id: int) -> None:
+        if batch_id == batch and lane.attempts[batch_id] == 1:
+            message = "the sink fails once"
+            raise RuntimeError(message)
+
+    lane.on_batch = on_batch
+
+
+FAILS_ONCE = {
+    "again": (BEGUN, WIDER, WIDER, WIDER),
+    "back": (BEGUN, WIDER, BEGUN, BEGUN),
+    "back-and-forward": (BEGUN, WIDER, BEGUN, WIDER),
+    "back-and-to-another": (BEGUN, WIDER, BEGUN, OTHER),
+}
+"""Schemas of a first batch, of one that fails once, of its repetition, and of the one after."""
+
+
+@pytest.mark.parametrize(
+    ("backend", "case"),
+    [
+        *_of(("filesystem", "again"), ("filesystem", "back-and-to-another"), extended=False),
+        *_of(
+            ("filesystem", "back"),
+            ("filesystem", "back-and-forward"),
+            *product(("rocksdb", "heap"), FAILS_ONCE),
+        ),
+    ],
+)
+def test_batch_that_changes_a_schema_is_repeated(
+    make_lane: MakeLane, backend: str, case: str
+) -> None:
+    """Catches rows that are read by another schema than their own, since Spark takes the schema of
+    the first attempt for that of the state: its own stores do so, and are no reference here.
+    """
+    first, fails, again, after = FAILS_ONCE[case]
+    whole, failing = (make_lane(evolving(first), BACKENDS[backend]) for _ in range(2))
+    runs = one_input(1, 1, 1, num_rows=25)
+    for schema, files in zip((first, again, after), runs, strict=True):
+        whole.query = evolving(schema)
+        whole.run(*files)
+
+    failing.run(*runs[0])
+    _fail_once(failing, 1)
+    failing.query = evolving(fails)
+    with pytest.raises(StreamingQueryException, match="the sink fails once"):
+        failing.run(*runs[1])
+    for schema, files in zip((again, after), ([], runs[2]), strict=True):
+        failing.query = evolving(schema)
+        failing.run(*files)
+
+    assert failing.batches == whole.batches
+    assert Checkpoint(failing.checkpoint).verify(deep=True).ok
+
+
+def test_batch_that_changes_a_schema_runs_again_after_a_repair(make_lane: MakeLane) -> None:
+    """Catches a repair that leaves the schemas of a batch, by which Spark takes it for no change."""
+    whole, repaired = (make_lane(evolving(BEGUN)) for _ in range(2))
+    runs = one_input(1, 1, 1, num_rows=25)
+    for schema, files in zip((BEGUN, WIDER, WIDER), runs, strict=True):
+        whole.query = evolving(schema)
+        whole.run(*files)
+    for schema, files in zip((BEGUN, WIDER), runs[:2], strict=True):
+        repaired.query = evolving(schema)
+        repaired.run(*files)
+    schemas = repaired.checkpoint / "state" / "0" / "_metadata" / "v2" / "1"
+    assert schemas.exists()
+    for damaged in repaired.checkpoint.glob("state/0/*/2[._]*"):
+        damaged.write_bytes(damaged.read_bytes()[:-7])
+
+    assert Checkpoint(repaired.checkpoint).repair().replayed_batch == 1
+    assert not schemas.exists()
+    repaired.run()
+    assert schemas.exists()
+    repaired.run(*runs[2])
+
+    assert repaired.batches == whole.batches
+
+
+@pytest.mark.needs("row-api")
+@pytest.mark.parametrize("ttls", [(None, HOUR_MS), pytest.param((HOUR_MS, None), marks=EXTENDED)])
+def test_value_that_gets_an_end_is_refused(
+    make_lane: MakeLane, ttls: tuple[int | None, int | None]
+) -> None:
+    """Catches state whose rows are all null, as Avro's rules allow them to become."""
+    lane = make_lane(expiring(ttls[0]))
+    runs = one_input(1, 1, num_rows=25)
+    lane.run(*runs[0])
+    lane.query = expiring(ttls[1])
+
+    with pytest.raises(StreamingQueryException, match=r"\[schema-changed\]"):
+        lane.run(*runs[1])
 
 
 @pytest.mark.needs("row-api")

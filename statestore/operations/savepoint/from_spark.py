@@ -99,7 +99,9 @@ def find_spark_states(
                 checkpoint=checkpoint.uri,
                 store=str(store),
                 column_families=", ".join(sorted(removed)),
-                to_fix="stay with the provider that it has: nothing tells what the rows are",
+                to_fix="run a batch of a program that calls deleteIfExists(NAME) in its init for "
+                "each state variable that is no more, which deletes its rows; nothing tells what "
+                "they are",
             )
         states[store] = state_of(checkpoint, version.version, found)
     return states, number

@@ -107,7 +107,9 @@ private[convert] final class CopySide(
       if (foreign.nonEmpty) {
         throw new IOException(
           "a store has column families that the schema of its newest version has not: " +
-            s"store=${storeId(store)}, column_families=${foreign.toSeq.sorted.mkString(", ")}")
+            s"store=${storeId(store)}, column_families=${foreign.toSeq.sorted.mkString(", ")}. " +
+            "They are of state variables that the program has no more: run a batch of one that " +
+            "calls deleteIfExists(NAME) in its init, which deletes their rows")
       }
       store.others.foreach(_.create(opened))
     } finally opened.abort()

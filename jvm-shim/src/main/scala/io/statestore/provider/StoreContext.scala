@@ -3,6 +3,8 @@ package io.statestore.provider
 import java.util.UUID
 import java.util.concurrent.{ConcurrentHashMap, ConcurrentLinkedQueue}
 
+import scala.util.Try
+
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.{EngineReportedException, Json, ShimErrors, ShimOptions}
 import io.statestore.engine.{CheckpointMemory, EnginePool, Engines, QueryRuns}
@@ -90,7 +92,11 @@ private[statestore] final class StoreContext(
 
   /**
    * Every schema that values of a column family may have, by its ID: those that are stored, and
-   * the query's. Without an ID for that, as when Spark's state reader reads, those that are stored.
+   * the query's, which has the highest. Without schemas of the query, as when Spark's state reader
+   * reads, those that are stored.
+   *
+   * Its ID is Spark's where that is a new one. Spark counts what its own files list: where it runs
+   * the first batch of a changed query again, that is not the query's, or Spark has none at all.
    */
   def valueSchemas(
       name: String,
@@ -98,8 +104,13 @@ private[statestore] final class StoreContext(
       stored: Option[ColumnFamily]): Map[Short, StructType] = {
     val known = stored.fold(Map.empty[Short, StructType])(_.valueSchemas)
     schemas.fold(known) { provider =>
-      val current = provider.getCurrentStateSchemaId(name, isKey = false)
-      known.filter(_._1 < current) + (current -> schema)
+      def ofSpark = Try(provider.getCurrentStateSchemaId(name, isKey = false).toInt).getOrElse(0)
+      val id = known.keys.maxOption match {
+        case None => ofSpark
+        case Some(newest) if ColumnFamily.isSame(known(newest), schema) => newest.toInt
+        case Some(newest) => math.max(ofSpark, newest + 1)
+      }
+      known + (id.toShort -> schema)
     }
   }
 

@@ -24,6 +24,7 @@ private[statestore] final case class ColumnFamily(
     multiValues: Boolean,
     internal: Boolean,
     valueSchemas: Map[Short, StructType] = Map.empty) {
+  import ColumnFamily.sameTypes
 
   /** Whether the schema of values may change. */
   def evolves: Boolean = valueSchemas.nonEmpty
@@ -70,15 +71,17 @@ private[statestore] final case class ColumnFamily(
 
   /**
    * What would make stored bytes unreadable: types and encoder, not names or nullability. Which
-   * value schemas one may come after another is Spark's to say, and it has said so before.
+   * value schemas one may come after another is Spark's to say, and it has said so before; but
+   * that values get an end, or have none any more, Avro's rules allow by chance.
    */
   def sameLayout(other: ColumnFamily): Boolean =
     sameTypes(spec.keySchema, other.spec.keySchema) && evolves == other.evolves &&
-      (evolves || sameTypes(valueSchema, other.valueSchema)) &&
+      (evolves && hasExpiry == other.hasExpiry || sameTypes(valueSchema, other.valueSchema)) &&
       withoutSchema(toJson) == withoutSchema(other.toJson)
 
-  private def sameTypes(left: StructType, right: StructType): Boolean =
-    DataType.equalsStructurally(left, right, ignoreNullability = true)
+  /** Whether a value is a row beside the time when it expires: no row of Avro's that has none. */
+  private def hasExpiry: Boolean =
+    valueSchema.fieldNames.sameElements(Array("value", "ttlExpirationMs"))
 
   private def withoutSchema(json: ObjectNode): ObjectNode = {
     json.remove(java.util.Arrays.asList(
@@ -95,6 +98,13 @@ private[statestore] final case class ColumnFamily(
 private[statestore] object ColumnFamily {
 
   val DefaultId = 0
+
+  /** Whether two schemas have the same columns, whatever may be null in them. */
+  def isSame(one: StructType, other: StructType): Boolean =
+    sameTypes(one, other) && one.catalogString == other.catalogString
+
+  private def sameTypes(left: StructType, right: StructType): Boolean =
+    DataType.equalsStructurally(left, right, ignoreNullability = true)
 
   def fromJson(node: ObjectNode): ColumnFamily = {
     val keySchema = schema(node, "key_schema")
