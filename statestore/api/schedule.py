@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _LEAST_MS = 1000
+_NAP_MS = 60_000
 _BEFORE_THE_FIRST_BATCH = ("checkpoint-not-found", "version-not-found")
 """Kinds of errors of a query that has committed nothing yet."""
 
@@ -117,6 +118,22 @@ class Every:
         newest_ms = max((each for each in taken if each <= now_ms), default=None)
         return 0 if newest_ms is None else max(0, newest_ms + self.interval_ms - now_ms)
 
+    def wait(self, wait_ms: int, sleep: Callable[[float], object]) -> None:
+        """Return after so many milliseconds by the time of day, or of `sleep`, what comes first.
+
+        A thread's sleep stands still while the machine is suspended.
+
+        Args:
+            wait_ms: Milliseconds, at least 0.
+            sleep: Sleeps for seconds, and returns whether to wait no longer.
+        """
+        until_ms = self._clock.now_ms() + wait_ms
+        while wait_ms > 0 and self._clock.now_ms() < until_ms:
+            nap_ms = min(wait_ms, _NAP_MS)
+            if sleep(nap_ms / 1000):
+                return
+            wait_ms -= nap_ms
+
     @contextmanager
     def beside(
         self, of: Callable[[StreamingQuery], Checkpoint] = _checkpoint_of
@@ -170,7 +187,10 @@ class Every:
                 raise SystemExit
 
         wait_ms = 0
-        while not ended.wait(wait_ms / 1000):
+        while True:
+            self.wait(wait_ms, ended.wait)
+            if ended.is_set():
+                return
             (checkpoint,) = started
             try:
                 wait_ms = self.due_in_ms(checkpoint)

@@ -210,7 +210,7 @@ def _repeat(every: Every, it: Checkpoint, take: Callable[[], None]) -> None:
     wait_ms = 0
     with suppress(KeyboardInterrupt):
         while True:
-            time.sleep(wait_ms / 1000)
+            every.wait(wait_ms, time.sleep)
             try:
                 if wait_ms := every.due_in_ms(it):
                     continue

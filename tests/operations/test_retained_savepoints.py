@@ -396,6 +396,22 @@ def test_savepoint_is_due_whatever_a_clock_said_that_was_wrong(tmp_path):
     assert every.due_in_ms(Checkpoint(query.path)) == 60_000
 
 
+def test_time_in_which_the_machine_was_suspended_counts(tmp_path):
+    """Catches a laptop whose daily savepoint comes after 24 hours awake."""
+    clock, slept = ManualClock(START_MS), []
+    every = Every(24 * 3600, tmp_path, clock=clock)
+
+    def sleep(seconds):
+        slept.append(seconds)
+        clock.advance(20 * HOUR_MS)
+
+    every.wait(HOUR_MS, lambda seconds: slept.append(seconds) or len(slept) == 3)
+    assert slept == [60, 60, 60]
+    every.wait(24 * HOUR_MS, sleep)
+    assert slept[3:] == [60, 60]
+    every.wait(0, pytest.fail)
+
+
 def test_status_of_somebody_else_stays(tmp_path):
     """Catches a file of the user's that the status replaces."""
     query = make_query(tmp_path / "query")
