@@ -79,7 +79,8 @@ class FetchCache:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._num_keeping = 0
-        self._sizes = _copies_in(directory)
+        self._sizes = _copies_in(directory)  # the least recently used first
+        self._num_bytes = sum(self._sizes.values())
         self._held: weakref.WeakValueDictionary[str, FetchedPath] = weakref.WeakValueDictionary()
 
     def allow(self, max_bytes: int) -> None:
@@ -133,7 +134,7 @@ class FetchCache:
             if name not in self._sizes:
                 return None
             if not os.path.exists(f"{self.directory}/{name}"):  # something else cleans up there
-                del self._sizes[name]
+                self._num_bytes -= self._sizes.pop(name)
                 return None
             self._sizes.move_to_end(name)
             return self._hold(name)
@@ -141,20 +142,26 @@ class FetchCache:
     def _add(self, name: str, size: int, temporary: str) -> str:
         with self._lock:
             os.rename(temporary, f"{self.directory}/{name}")
+            self._num_bytes += size - self._sizes.pop(name, 0)
             self._sizes[name] = size
             held = self._hold(name)
             self._delete_excess()
             return held
 
     def _delete_excess(self) -> None:
-        if self._num_keeping:
+        excess = self._num_bytes - self._max_bytes
+        if self._num_keeping or excess <= 0:
             return
-        excess = sum(self._sizes.values()) - self._max_bytes
-        for oldest in [name for name in self._sizes if name not in self._held]:
+        gone: list[str] = []
+        for name, size in self._sizes.items():
             if excess <= 0:
                 break
-            Path(f"{self.directory}/{oldest}").unlink(missing_ok=True)
-            excess -= self._sizes.pop(oldest)
+            if name not in self._held:
+                gone.append(name)
+                excess -= size
+        for name in gone:
+            Path(f"{self.directory}/{name}").unlink(missing_ok=True)
+            self._num_bytes -= self._sizes.pop(name)
 
     def _hold(self, name: str) -> FetchedPath:
         held = self._held.get(name)

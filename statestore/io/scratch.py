@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,7 @@ class ScratchDirectory:
             try:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_SH)
                 os.pwrite(self._descriptor, "\n".join(_machine()).encode(), 0)
+                self._kept = _keep_from_cleaners(path)
             except OSError:
                 os.close(self._descriptor)
                 raise
@@ -73,18 +75,34 @@ class ScratchDirectory:
             parents: The others.
         """
         all_parents = {os.path.realpath(path) for path in (f"{self._real_path}/..", *parents)}
-        candidates = (path for parent in all_parents for path in Path(parent).glob(pattern))
-        return sum(_remove_if_stale(path, clock.now_ms()) for path in candidates)
+        found: list[Path] = []
+        for parent in all_parents:
+            with suppress(OSError):  # a broken disk, of which the others know nothing
+                found += Path(parent).glob(pattern)
+        return sum(_remove_if_stale(path, clock.now_ms()) for path in found)
 
     def release(self) -> None:
         """Use it no more. What is left of it may be removed by anybody."""
         os.close(self._descriptor)
+        os.close(self._kept)
         _used_here.discard(self._real_path)
 
     def remove(self) -> None:
         """Remove the directory with everything in it, and use it no more. Never raises."""
         _remove(Path(self.path))
         self.release()
+
+
+def _keep_from_cleaners(path: str) -> int:
+    """Open a directory and lock it; return the descriptor, which holds the lock.
+
+    systemd-tmpfiles, which deletes in /tmp what was not used for days, leaves alone a directory
+    with such a lock, and all that is in it. Source: tmpfiles.d(5), "Age".
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    with suppress(OSError):  # a file system without locks of this kind
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return descriptor
 
 
 def _machine() -> tuple[str, str]:

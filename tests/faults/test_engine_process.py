@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import OrderedDict
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -266,6 +267,39 @@ def test_fetched_files_outlive_the_engine_that_fetched_them(tmp_path):
     assert [path.name for path in Path(directory).iterdir()] == ["d"]
 
 
+def test_fetched_file_costs_nothing_by_the_copies_that_are_there(tmp_path):
+    """Catches an engine that is slower with each file that it has fetched in its life."""
+    visited = []
+
+    class Counted(OrderedDict):
+        def __iter__(self):
+            visited.append("each")
+            return super().__iter__()
+
+        def items(self):
+            for item in super().items():
+                visited.append("one")
+                yield item
+
+        def values(self):
+            visited.append("all")
+            return super().values()
+
+    cache = FetchCache(str(tmp_path), 100)
+    cache._sizes = Counted()
+    for number in range(100):
+        cache.get(f"{number}", 1, lambda path: Path(path).write_bytes(b"x"))
+    assert visited == []
+
+    held = cache.get("1", 1, pytest.fail)
+    cache.get("more", 2, lambda path: Path(path).write_bytes(b"xx"))
+
+    assert visited == ["one"] * 3
+    there = {path.name for path in tmp_path.iterdir()}
+    assert there == {"more", *map(str, range(100))} - {"0", "2"}
+    assert Path(held).exists()
+
+
 def test_ctrl_c_does_not_end_an_engine(shim, engine):
     """Catches Ctrl-C in a PySpark shell killing every engine."""
     engine.process.send_signal(signal.SIGINT)
@@ -447,10 +481,24 @@ def test_scratch_directory_of_another_machine_is_not_swept(tmp_path):
     own = ScratchDirectory(f"{tmp_path}/disk-2/statestore-scratch-new")
 
     assert own.sweep_beside(NAME_PATTERN, SystemClock()) == 0
-    disks = [str(tmp_path), f"{tmp_path}/disk-2", f"{tmp_path}/gone"]
+    # The last is a disk that cannot even be looked at.
+    disks = [str(tmp_path), f"{tmp_path}/disk-2", f"{tmp_path}/gone", f"{tmp_path}/{'x' * 300}"]
     assert own.sweep_beside(NAME_PATTERN, SystemClock(), disks) == 2
     assert [path.name for path in tmp_path.glob("statestore-*")] == ["statestore-scratch-other"]
     assert Path(own.path).exists()
+
+
+def test_scratch_directory_is_locked_as_cleaners_of_tmp_ask(tmp_path):
+    """Catches files that systemd-tmpfiles deletes after ten days, under an engine that lives."""
+    own = ScratchDirectory(f"{tmp_path}/statestore-scratch-own")
+    asked = os.open(own.path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(asked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        own.release()
+        fcntl.flock(asked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(asked)
 
 
 def test_stale_scratch_directories_are_swept_and_used_ones_are_not(tmp_path):

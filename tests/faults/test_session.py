@@ -98,6 +98,19 @@ def test_commits_go_on_while_a_snapshot_is_stuck(bench):
     assert bench.io.num_held == 1
 
 
+def test_snapshot_is_written_where_its_directory_was_cleaned_up(tmp_path):
+    """Catches a chain that grows for ever: cleaners of /tmp take a directory that is not used."""
+    bench = SessionBench(tmp_path)
+    bench.session = Session(
+        FilesystemVersions(bench.location, SystemClock()), bench.pool, f"{tmp_path}/unfinished"
+    )
+    for _ in range(4):
+        bench.commit()
+
+    bench.wait_for_snapshot(3)
+    bench.pool.shutdown()
+
+
 def test_commit_that_waits_for_a_snapshot_shows_signs_of_life(bench, monkeypatch):
     """Catches an engine that is killed as hung while its store catches up."""
     bench.commit()

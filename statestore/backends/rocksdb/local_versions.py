@@ -6,6 +6,7 @@ The database takes in the missing files, and is built anew if it cannot be broug
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,6 +90,8 @@ class LocalVersions:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _open(self, options: StateStoreOptions) -> LocalDatabase:
+        if self._database is not None and not os.path.isdir(self._directory):
+            self.forget()  # something else cleaned up there
         if self._database is None:
             self._database = LocalDatabase(
                 self._directory, self._memory.options(options, is_kept=True)
