@@ -26,8 +26,9 @@ KeysAndValues: TypeAlias = tuple[Sequence[bytes], Sequence[bytes]]
 """Of the same rows."""
 
 MOST_ROWS = 64
-"""Rows of a piece: so few that not even large values are too much memory."""
-_FIRST_ROWS = 16
+"""Rows of a piece; fewer where they are large."""
+_FIRST_ROWS = 4
+_PIECE_BYTES = 1 << 20
 _MOST_BYTES = (1 << 31) - 1
 """Bytes of a binary column of Arrow."""
 _COLUMNS = pa.schema(
@@ -49,6 +50,9 @@ def all_pieces(
 ) -> Iterator[Rows]:
     """Yield rows as `all_rows`, some at a time: few first, for callers that stop early.
 
+    How large rows are is seen at the first and the last of the piece before: one that is much larger
+    than these may come with MOST_ROWS others.
+
     Raises:
         Exception: RocksDB's, or OSError, where rows cannot be read.
     """
@@ -58,7 +62,8 @@ def all_pieces(
     while piece := list(islice(rows, most_rows)):
         last = piece[-1][0]
         yield piece
-        most_rows = min(2 * most_rows, MOST_ROWS)
+        row_bytes = (len(piece[0][1]) + len(last) + len(piece[-1][1])) // 2
+        most_rows = max(1, min(2 * most_rows, MOST_ROWS, _PIECE_BYTES // (row_bytes + 1)))
     # `items` takes an unreadable block for the end: only reading on raises.
     rest = database.iter(options)
     if last is not None:

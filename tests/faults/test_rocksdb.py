@@ -1,6 +1,7 @@
 """The rocksdb backend when something dies or is damaged; what it merges, cleans up and writes."""
 
 import os
+import shutil
 import threading
 import time
 import tracemalloc
@@ -344,6 +345,44 @@ def test_file_that_was_checked_and_copied_is_not_in_memory(tmp_path):
     before = len(list(Path("/proc/self/fd").iterdir()))
     mapped = [SealedFile(str(path)) for _ in range(50)]
     assert len(list(Path("/proc/self/fd").iterdir())) == before, f"{len(mapped)} files stay open"
+
+
+def test_store_goes_on_where_its_local_database_was_cleaned_up(tmp_path):
+    """Catches a query that ends at its first batch after days: a cleaner of /tmp was there."""
+    shim = RocksDBShim(tmp_path)
+    engine = Engine(shim.scratch)
+    shim.commit(engine, rows(1))
+    (database,) = Path(shim.scratch).glob("engine-*/rocksdb/*")
+    shutil.rmtree(database)
+
+    shim.commit(engine, rows(2))
+
+    assert in_view(shim.view(engine)) == {row.key: row.value for row in rows(1, 2)}
+
+
+def test_merge_holds_few_rows_where_they_are_large(tmp_path):
+    """Catches an engine that is killed for the memory of a merge, at each start of the query."""
+    with at(tmp_path, options=OPTIONS).open_store(backend="rocksdb") as store:
+        for _ in range(2):
+            batch = store.begin()
+            for number in range(100):
+                batch.put(b"%03d" % number, os.urandom(1 << 20))
+            batch.commit()
+        head = store._head
+
+    tracemalloc.start()
+    try:
+        merged = merge_files(
+            location_of(tmp_path), head, (*head.trailer.files, head.ref), is_whole=True,
+            scratch_directory=str(tmp_path), sst_options=DatabaseMemory(1 << 20).options(OPTIONS),
+            sync=False,
+        )  # fmt: skip
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert merged.trailer.rows.put == 100
+    assert peak < 24 << 20
 
 
 @pytest.mark.extended

@@ -36,7 +36,7 @@ import pyarrow.compute as pc
 import pyarrow.ipc as ipc
 from rocksdict import Options, SstFileWriter
 
-from statestore.backends.database_rows import MOST_ROWS, split, to_batches
+from statestore.backends.database_rows import split, to_batches
 from statestore.codec.arrow_batch import read_stream
 from statestore.codec.byte_ranges import ByteRanges
 from statestore.codec.rows import (
@@ -213,20 +213,17 @@ def write_body(
     sst_path = f"{path}.sst"
     num_rows = 0
     writer = None
-    rows = iter(rows)
     with _Deletes(f"{path}.deletes") as deletes:
-        while piece := list(itertools.islice(rows, MOST_ROWS)):
+        for num_rows, (key, value) in enumerate(rows, 1):
             if writer is None:
                 writer = SstFileWriter(options)
                 writer.open(sst_path)
-            for key, value in piece:
-                if value is None:
-                    del writer[key]
-                    deletes.append(key)
-                else:
-                    writer[key] = value
-            num_rows += len(piece)
-            if num_rows % _STEP_ROWS < len(piece):
+            if value is None:
+                del writer[key]
+                deletes.append(key)
+            else:
+                writer[key] = value
+            if num_rows % _STEP_ROWS == 0:
                 step()
         if writer is None:
             Path(path).write_bytes(b"")

@@ -159,7 +159,7 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
     if ((occupied + 1) * 5L > slots.capacity * 4L) {
       // Where rows come and go: else tombstones would soon fill what little room is left.
       val spare = if (occupied > live) live / SpareShare else 0
-      rehash(capacityFor(live + spare + 1))
+      rehash(capacityFor(math.max(live + 1, math.min(live + spare + 1, MostRows))))
     }
     if (slots.place(hash, address)) occupied += 1
     live += 1
@@ -170,7 +170,7 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
    * the other: rows that come and go in turns would make it grow again. Changes slot numbers.
    */
   def shrinkIfWasteful(): Unit = {
-    val enough = capacityFor(live + live / SpareShare)
+    val enough = capacityFor(math.max(live, math.min(live + live / SpareShare, MostRows)))
     val isWasteful = slots.capacity > SegmentSlots && slots.capacity / WastefulTimes >= enough
     wastefulCalls = if (isWasteful) wastefulCalls + 1 else 0
     if (wastefulCalls >= WastefulCalls) {
@@ -265,9 +265,17 @@ private[statestore] object RecordTable {
     (if (tag < 2) tag + 2 else tag).toByte
   }
 
+  private val MostSlots = 1 << 30
+  private val MostRows = ((MostSlots - 1L) * 4L / 5L).toInt
+
   private def capacityFor(entries: Int): Int = {
     val wanted = math.max(8L, entries * 5L / 4L + 1L)
-    require(wanted <= (1 << 30), s"working view holds too many rows: rows=$entries")
+    if (wanted > MostSlots) {
+      throw new NoAddressException(
+        "[state-too-large] a column family of a state partition has too many rows: " +
+          s"rows=$entries maximum=$MostRows. To fix: go on in a checkpoint with more state " +
+          "partitions: statestore restore CHECKPOINT NEW --num-partitions N")
+    }
     val power = Integer.highestOneBit(wanted.toInt)
     if (power < wanted) power << 1 else power
   }
