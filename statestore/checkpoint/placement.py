@@ -23,8 +23,8 @@ from statestore.core.errors import (
     CorruptionError,
     FencedError,
     IncompatibleError,
+    InvalidArgumentError,
     NotFoundError,
-    StateStoreError,
 )
 from statestore.core.ids import RandomIds, is_checkpoint_id
 from statestore.core.json_fields import MalformedError, parse_fields
@@ -147,12 +147,13 @@ def require_own_state(
 
     Raises:
         IncompatibleError: The state was made for another checkpoint (kind other-checkpoint).
-        CorruptionError, StorageError: As `read_owner`.
+        CorruptionError, StorageError: As `read_owner`; or what `is_here` raised.
     """
     owner = read_owner(state_io, state_root)
     if owner is None or owner == uri:
         return
-    with suppress(StateStoreError):
+    # What cannot be asked at all is no other name of it; a storage that fails is asked again.
+    with suppress(IncompatibleError, InvalidArgumentError, NotFoundError):
         if is_here(owner):
             return
     raise IncompatibleError(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _UNPACKED_BYTES = 64 * 1024 * 1024
 _UNPACKED_RATIO = 1024
 _OF_ARROW = (pa.ArrowException, OSError, EOFError, TypeError, ValueError)
+"""What Arrow says of damaged bytes. pa.ArrowMemoryError is one, too, and says nothing of them."""
 
 
 def read_batch(data: pa.Buffer, schema: pa.Schema, path: str, offset: int) -> pa.RecordBatch:
@@ -36,6 +37,8 @@ def read_batch(data: pa.Buffer, schema: pa.Schema, path: str, offset: int) -> pa
     """
     try:
         batch = _read(ipc.read_message(data), data.size, schema)
+    except MemoryError:
+        raise
     except _OF_ARROW as error:
         raise _no_batch(path, offset, error) from error
     return batch
@@ -53,6 +56,8 @@ def read_stream(
         messages.read_next_message()
         for message in messages:
             yield _read(message, data.size, schema)
+    except MemoryError:
+        raise
     except (*_OF_ARROW, StopIteration) as error:
         raise _no_batch(path, offset, error) from error
 

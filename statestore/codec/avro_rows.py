@@ -42,7 +42,6 @@ _DAMAGED = (
     AttributeError,
     EOFError,
     LookupError,
-    MemoryError,
     TypeError,
     ValueError,
     pa.ArrowException,

@@ -118,6 +118,8 @@ def _block(
 def _in_memory(codec: pa.Codec, block: pa.Buffer, size: int, path: str, position: int) -> bytes:
     try:
         found: bytes = codec.decompress(block, size, asbytes=True)
+    except MemoryError:  # pa.ArrowMemoryError is a pa.ArrowException
+        raise
     except (OSError, pa.ArrowException) as error:
         raise _damaged(path, position, f"a block of {codec.name}", str(error)) from error
     return found
@@ -154,6 +156,8 @@ def _zstd(data: pa.Buffer, path: str) -> Iterator[bytes]:
         while True:
             try:
                 piece = stream.read(_PIECE_BYTES)
+            except MemoryError:
+                raise
             except (OSError, pa.ArrowException) as error:
                 raise _damaged(path, 0, "frames of zstd", str(error)) from error
             if not piece:

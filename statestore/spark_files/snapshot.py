@@ -24,7 +24,7 @@ from statestore.codec.sorting import RUN_BYTES
 from statestore.core.errors import CorruptionError, InvalidArgumentError
 from statestore.core.json_fields import Fields, MalformedError, parse_fields
 from statestore.core.providers import SPARK_PROVIDERS
-from statestore.io.local import named_errors
+from statestore.io.local import is_disk_full, is_out_of_files, named_errors
 from statestore.spark_files.files import StoreFiles
 
 if TYPE_CHECKING:
@@ -360,12 +360,23 @@ class Database:
 
 @contextmanager
 def _named(path: str) -> Iterator[None]:
-    """Turn RocksDB's errors, which are bare exceptions, into named ones."""
+    """Turn RocksDB's errors, which are bare exceptions, into named ones.
+
+    Raises:
+        CorruptionError: The snapshot is damaged.
+        StorageError: The local disk is full, or no more files may be open.
+    """
     try:
         yield
     except Exception as error:
         if type(error) is not Exception:
             raise
+        if is_disk_full(error) or is_out_of_files(error):
+            # Imported here as rocksdict is.
+            from statestore.backends.rocksdb.database import local_errors
+
+            with local_errors("read a snapshot of Spark's RocksDB provider", path):
+                raise
         raise _no_snapshot(path, str(error)) from error
 
 

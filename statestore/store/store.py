@@ -46,8 +46,7 @@ from statestore.codec.rows import (
 from statestore.codec.trailer import RowCounts
 from statestore.core.errors import (
     InvalidArgumentError,
-    NotFoundError,
-    StorageError,
+    StateStoreError,
     StoreClosedError,
 )
 from statestore.core.text import Shown
@@ -420,7 +419,7 @@ class Store(Shown):
         self.table = self.table.apply(ArrowRun([arrow]), num_keys)
         if len(self.table.runs) > MAX_RUNS:
             # The batch is durable, whether its rows are read from a new view or from these runs.
-            with suppress(StorageError, NotFoundError):
+            with suppress(StateStoreError):
                 self.load(self.version, self.checkpoint_id)
         return self.version
 

@@ -370,12 +370,13 @@ def test_output_is_whole_whatever_happens_between_runs(
     lane = FileSunk(spark, tmp_path, interval=rng.randint(2, 4), conf=conf)
     lane.run_batches(2)
 
-    for number in range(6):
+    happened: list[str] = []
+    for _ in range(6):
         happens = rng.choice(RANDOMLY)
-        print(f"{number}: {happens.__name__}")  # pytest shows it beside a failure
+        happened.append(happens.__name__)
         happens(lane)
         lane.run_batches(rng.randint(1, 3))
-        assert lane.rows() == lane.expected
+        assert lane.rows() == lane.expected, happened
 
     assert Checkpoint(lane.checkpoint).verify(deep=True).ok
 

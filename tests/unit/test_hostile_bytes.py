@@ -41,6 +41,19 @@ def test_json_is_refused_by_one_error_when_it_is_no_document(document):
         parse_fields(document)
 
 
+def test_lack_of_memory_is_no_damage(monkeypatch):
+    """Catches a repair that takes back good versions, since there was no memory to read them."""
+    batch = batch_from_rows([Row(0, 0, PUT, b"k", b"v")], G)
+    data = batch.serialize()
+
+    def lack(*_):
+        raise pa.ArrowMemoryError("malloc of size 64 failed")
+
+    monkeypatch.setattr(ipc, "read_record_batch", lack)
+    with pytest.raises(MemoryError):
+        read_batch(data, SCHEMA, "file", 0)
+
+
 @pytest.mark.parametrize("text", ["true", "1.0", "1e999", "NaN", '"1"', "null", "-1", str(1 << 64)])
 def test_integer_is_refused_when_it_is_of_another_type_or_range(text):
     """Catches a length or a version that is a float, a boolean or too large for its place."""
