@@ -310,7 +310,11 @@ def _actions_of(environ):
         names = {"GET": "s3:GetObject", "HEAD": "s3:GetObject", "PUT": "s3:PutObject"}
         names["DELETE"] = "s3:DeleteObject"
     found = {names.get(method, f"{method} of an object")}
-    return {(name, "object") for name in (found | {"s3:GetObject"} if copied else found)}
+    if copied:
+        found.add("s3:GetObject")
+        if not of_uploads and environ.get("HTTP_X_AMZ_TAGGING_DIRECTIVE") != "REPLACE":
+            found.add("s3:GetObjectTagging")
+    return {(name, "object") for name in found}
 
 
 def _refuse(start_response, status, code):

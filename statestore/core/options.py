@@ -294,8 +294,8 @@ class StateStoreOptions:
     )
     s3_path_style: bool = _option(
         "s3.pathStyle", False, "boolean", scope="engine",
-        doc="Whether the bucket is part of the path instead of the host name, as for most servers "
-        "other than AWS's.",
+        doc="Whether the bucket is part of the path instead of the host name. false takes the AWS "
+        "profile's addressing_style; without one the bucket is in the path on a named endpoint.",
     )
     s3_sse: str = _option(
         "s3.sse", "", "string", scope="engine",
@@ -326,7 +326,7 @@ class StateStoreOptions:
     s3_timeout_ms: int = _option(
         "s3.timeoutMs", 30000, "long", scope="engine",
         unit="ms", minimum=1,
-        doc="Wait for a connection, and for the next bytes of an answer.",
+        doc="Wait for the next bytes of an answer, and, 5 s at most, for a connection.",
     )
     fetch_cache_bytes: int = _option(
         "fetch.cacheBytes", 1073741824, "long", scope="engine",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import posixpath
 import threading
+from collections import deque
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from statestore.checkpoint.layout import BODIES, StoreLocation, placeholder_path
 from statestore.checkpoint.placement import Placement, make_placement, read_placement
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from statestore.io.hadoop import HadoopFiles
 
 _NUM_REMEMBERED = 256
-_MOST_S3 = 16
+_UNUSED_S3 = 16
 
 
 @dataclass(slots=True)
@@ -81,7 +83,8 @@ class Storages:
         self._hadoop = hadoop
         self._memory: tuple[CheckpointMemoryAddress, FileIO] | None = None
         self._cache: FetchCache | None = None
-        self._s3: dict[S3Settings, FileIO] = {}
+        self._s3: WeakValueDictionary[S3Settings, FileIO] = WeakValueDictionary()
+        self._last_s3: deque[FileIO] = deque(maxlen=_UNUSED_S3)
         self._hadoop_ios: dict[tuple[str, str], FileIO] = {}
         self._checkpoints: dict[tuple[str, str], _Checkpoint] = {}
         self._locations: dict[StoreLocation, StoreLocation] = {}
@@ -268,14 +271,15 @@ class Storages:
     def open_s3(self, settings: S3Settings) -> FileIO:
         """Return S3, which all queries share whose settings are the same."""
         with self._lock:
-            found = self._s3.pop(settings, None)
+            found = self._s3.get(settings)
             if found is None:
                 cache = self._shared_cache(settings.cache_bytes)
-                found = open_s3(cache.directory, settings, cache)
-            self._s3[settings] = found
-            # Each new session token makes another one. Its threads end with the last who uses it.
-            while len(self._s3) > _MOST_S3:
-                del self._s3[next(iter(self._s3))]
+                self._s3[settings] = found = open_s3(cache.directory, settings, cache)
+            # Each new session token makes another one. It ends, with its threads, once it is in no
+            # store's location and none of the last that were asked for.
+            if found in self._last_s3:
+                self._last_s3.remove(found)
+            self._last_s3.append(found)
             return found
 
     def open_hadoop(self, file_system: str, root: str, cache_bytes: int) -> FileIO:
@@ -305,7 +309,8 @@ class Storages:
         return self._cache
 
     def _of_leases(self, io: FileIO) -> FileIO:
-        is_s3 = io in self._s3.values()
+        with self._lock:
+            is_s3 = io in self._s3.values()
         return CountingFileIO(io, self.lease_requests, self.requests, is_counted_inside=is_s3)
 
     def _counted(self, location: StoreLocation) -> StoreLocation:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import hashlib
+import math
 import os
 import threading
 import time
@@ -45,6 +46,7 @@ from statestore.io.file_io import (
 )
 from statestore.io.local import named_errors
 from statestore.io.s3_client import (
+    check_answer,
     is_certain,
     is_conflict,
     is_passing,
@@ -59,6 +61,8 @@ from statestore.io.s3_settings import S3Settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from statestore.io.s3_settings import ProfileMark
+
 T = TypeVar("T")
 _REPLACED: Any = getattr(s3transfer_exceptions, "S3CopyFailedError", ())
 """Raised by s3transfer that asks for parts by the tag of the first; an older one does not."""
@@ -70,6 +74,8 @@ MOST_PARTS = 10_000
 """Parts that S3 takes of one object."""
 _COPY_BYTES = 128 * 1024
 READ_ATTEMPTS = 4
+_RENEWAL_S = 5.0
+"""Seconds until a client is made anew that could not be made, or without credentials."""
 _MAX_ETAGS = 10_000
 """Fetched objects of which the ETag is remembered; one that is forgotten is sent again."""
 _NOT_MODIFIED = "304"
@@ -116,24 +122,39 @@ class S3FileIO:
             started.abort()
             raise
         self._client_lock = threading.Lock()
-        self._made_of = self._settings.profile_mark()
-        self._made = make_client(self._settings)
+        self._made: Any = None
+        self._make(self._settings.profile_mark())
 
     @property
     def _client(self) -> Any:
-        """The client, made anew where the AWS profile has changed.
+        """The client, made anew where the AWS profile has changed, or credentials were missing.
 
         A profile that is gone, empty, or cannot be read, perhaps since it is being written, leaves
-        the client as it is until it changes again.
+        the client as it is.
         """
         mark = self._settings.profile_mark()
-        if mark != self._made_of:
-            with self._client_lock, suppress(InvalidArgumentError):
+        if self._is_due(mark):
+            with self._client_lock, suppress(InvalidArgumentError, StorageError):
                 is_whole = all(now or not was for was, now in zip(self._made_of, mark, strict=True))
-                if mark != self._made_of and is_whole:
-                    self._made_of = mark
-                    self._made = make_client(self._settings)
+                if is_whole and self._is_due(mark):
+                    self._make(mark)
         return self._made
+
+    @property
+    def _endpoint(self) -> str:
+        return str(self._made.meta.endpoint_url)
+
+    def _is_due(self, mark: ProfileMark) -> bool:
+        return mark != self._made_of or time.monotonic() >= self._due
+
+    def _make(self, mark: ProfileMark) -> None:
+        # A service that gives out credentials may be away for a moment, and has none then.
+        self._made_of, self._due = mark, time.monotonic() + _RENEWAL_S
+        made, has_credentials = make_client(self._settings)
+        if has_credentials:
+            self._due = math.inf
+        if has_credentials or self._made is None:
+            self._made = made
 
     def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:  # noqa: ARG002
         """See FileIO; an object that was accepted is durable."""
@@ -226,14 +247,14 @@ class S3FileIO:
     def delete(self, path: str) -> None:
         """See FileIO."""
         bucket, key = _split(path)
-        with named_s3_errors("delete a file", path, self._settings):
+        with named_s3_errors("delete a file", path, self._endpoint):
             self._client.delete_object(Bucket=bucket, Key=key)
 
     def delete_files(self, directory: str, names: Sequence[str]) -> None:
         """See FileIO; if the server refuses some files, the others are still deleted."""
         bucket, _ = _split(directory)
         keys = [_split(f"{directory}/{name}")[1] for name in names]
-        with named_s3_errors("delete files", directory, self._settings):
+        with named_s3_errors("delete files", directory, self._endpoint):
             refused = self._delete(bucket, keys)
             for attempt in range(1, self._settings.max_attempts):
                 if not (keys := [key for key, error in refused.items() if is_passing(error)]):
@@ -242,7 +263,7 @@ class S3FileIO:
                 refused = {key: refused[key] for key in refused.keys() - keys}
                 refused |= self._delete(bucket, keys)
         for key, error in refused.items():
-            with named_s3_errors("delete a file", f"/{bucket}/{key}", self._settings):
+            with named_s3_errors("delete a file", f"/{bucket}/{key}", self._endpoint):
                 raise error
 
     def _delete(self, bucket: str, keys: Sequence[str]) -> dict[str, ClientError]:
@@ -268,7 +289,7 @@ class S3FileIO:
     def list_directories(self, directory: str) -> builtins.list[str]:
         """See TreeFileIO."""
         prefix, pages = self._pages(directory, "/")
-        with named_s3_errors("list a directory", directory, self._settings):
+        with named_s3_errors("list a directory", directory, self._endpoint):
             return [
                 found["Prefix"].removeprefix(prefix).rstrip("/")
                 for page in pages
@@ -290,7 +311,7 @@ class S3FileIO:
         """See TreeFileIO; the server copies, in parts where the object is large."""
         bucket, key = _split(path)
         new_bucket, new_key = _split(new_path)
-        with named_s3_errors("copy a file", path, self._settings):
+        with named_s3_errors("copy a file", path, self._endpoint):
             try:
                 self._client.head_object(Bucket=new_bucket, Key=new_key)
             except ClientError as error:
@@ -298,9 +319,11 @@ class S3FileIO:
                     raise
             else:
                 raise existing_file(new_path)
-            source, encrypted = {"Bucket": bucket, "Key": key}, self._encryption()
+            source = {"Bucket": bucket, "Key": key}
+            # Without tags, which only another permission than that of the object's bytes shows.
+            how = {"TaggingDirective": "REPLACE", **self._encryption()}
             try:
-                self._client.copy(source, new_bucket, new_key, ExtraArgs=encrypted)
+                self._client.copy(source, new_bucket, new_key, ExtraArgs=how)
             except _REPLACED as error:  # each part is asked for by the tag of the first
                 raise replaced_file(path) from error
             except ClientError as error:
@@ -320,7 +343,7 @@ class S3FileIO:
         self, directory: str, delimiter: str, *, has_marks: bool = False
     ) -> builtins.list[FileInfo]:
         prefix, pages = self._pages(directory, delimiter)
-        with named_s3_errors("list a directory", directory, self._settings):
+        with named_s3_errors("list a directory", directory, self._endpoint):
             return [
                 FileInfo(
                     found["Key"].removeprefix(prefix),
@@ -381,7 +404,7 @@ class S3FileIO:
         target = _Target(
             {"Bucket": bucket, "Key": key}, {} if overwrite else {"IfNoneMatch": "*"}, how
         )
-        with named_s3_errors("publish a file", path, self._settings):
+        with named_s3_errors("publish a file", path, self._endpoint):
             for attempt in range(1, self._settings.max_attempts + 1):
                 try:
                     return put(target)
@@ -411,11 +434,17 @@ class S3FileIO:
         return bool(marks.get(_PUBLICATION) == publication)
 
     def _put(self, body: bytes | BinaryIO, target: _Target) -> None:
-        self._client.put_object(Body=body, **target.names, **target.is_new, **target.how)
+        answer = self._client.put_object(Body=body, **target.names, **target.is_new, **target.how)
+        self._check_put(answer, "ETag", target)
+
+    def _check_put(self, answer: dict[str, Any], field: str, target: _Target) -> Any:
+        path = "/{Bucket}/{Key}".format(**target.names)
+        return check_answer(answer, field, "publish a file", path, self._endpoint)
 
     def _put_in_parts(self, local_path: str, size: int, target: _Target) -> None:
         part_bytes = part_bytes_of(size)
-        upload = self._client.create_multipart_upload(**target.names, **target.how)["UploadId"]
+        begun = self._client.create_multipart_upload(**target.names, **target.how)
+        upload = self._check_put(begun, "UploadId", target)
 
         def put(number: int) -> dict[str, Any]:
             start = (number - 1) * part_bytes
@@ -423,17 +452,18 @@ class S3FileIO:
                 answer = self._client.upload_part(
                     Body=part, PartNumber=number, UploadId=upload, **target.names
                 )
-            return {"PartNumber": number, "ETag": answer["ETag"]}
+            return {"PartNumber": number, "ETag": self._check_put(answer, "ETag", target)}
 
         num_parts = -(-size // part_bytes)
         try:
             parts = self._in_parallel(put, range(1, num_parts + 1))
-            self._client.complete_multipart_upload(
+            done = self._client.complete_multipart_upload(
                 UploadId=upload,
                 MultipartUpload={"Parts": parts},
                 **target.names,
                 **target.is_new,
             )
+            self._check_put(done, "ETag", target)
         except BaseException:
             # Parts of an upload that is not ended are stored, and paid for, without end.
             with suppress(ClientError, BotoCoreError):
@@ -473,20 +503,13 @@ class S3FileIO:
         It is called again, with all of them, if the bytes end early.
         """
         bucket, key = _split(path)
-        with named_s3_errors("read a file", path, self._settings):
+        with named_s3_errors("read a file", path, self._endpoint):
             for attempt in range(READ_ATTEMPTS):
                 # What raises here was tried as often as the settings say.
                 answer = self._client.get_object(
                     Bucket=bucket, Key=key, Range=byte_range, **conditions
                 )
-                if "ETag" not in answer:
-                    raise StorageError(
-                        "cannot read a file: the server does not answer as S3 does",
-                        file=path,
-                        endpoint=self._settings.endpoint or "AWS",
-                        to_fix="correct the endpoint: it names the port of the API, and not that "
-                        "of a console or a proxy",
-                    )
+                etag = check_answer(answer, "ETag", "read a file", path, self._endpoint)
                 try:
                     taken = take(answer["Body"])
                 except _BROKEN_READS as error:
@@ -497,7 +520,7 @@ class S3FileIO:
                 else:
                     # A server may answer for the whole object, as some do for an empty one.
                     whole = answer.get("ContentRange", f"/{answer['ContentLength']}")
-                    return taken, int(whole.rpartition("/")[2]), answer["ETag"]
+                    return taken, int(whole.rpartition("/")[2]), etag
         raise AssertionError("unreachable")
 
     def _in_parallel(self, do: Callable[[T], U], items: Iterable[T]) -> builtins.list[U]:

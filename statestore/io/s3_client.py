@@ -9,6 +9,7 @@ import secrets
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import urlsplit
 
 import boto3
 import botocore.session
@@ -17,8 +18,10 @@ from botocore.exceptions import (
     BotoCoreError,
     ClientError,
     ConnectTimeoutError,
+    CredentialRetrievalError,
     EndpointConnectionError,
     HTTPClientError,
+    MetadataRetrievalError,
     NoCredentialsError,
     PartialCredentialsError,
 )
@@ -29,6 +32,7 @@ from botocore.loaders import Loader
 from urllib3.exceptions import LocationValueError
 
 from statestore.core.errors import InvalidArgumentError, StorageError
+from statestore.core.liveness import step
 from statestore.core.version import OLDEST, is_too_old
 from statestore.io.counting import count_request
 from statestore.io.file_io import existing_file, missing_file
@@ -53,6 +57,10 @@ _PASSING_CODES = {
     "ThrottledException", "ThrottlingException", "TooManyRequestsException",
 }  # fmt: skip
 _MOST_WAIT_S = 20.0
+_MOST_CONNECT_S = 5.0
+"""Most seconds for a connection: each address of the server's name is tried for so long."""
+_AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu")
+_NOT_FETCHED = (CredentialRetrievalError, MetadataRetrievalError)
 _NOT_PERMITTED = {"AccessDenied", "ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
 """Codes of credentials that do not do, some of which come with status 400."""
 _NO_MATTER_OF_PERMISSION = {
@@ -75,12 +83,13 @@ class _Descriptions(Loader):  # type: ignore[misc]
 _descriptions = _Descriptions()
 
 
-def make_client(settings: S3Settings) -> Any:
-    """Return a client that counts every try on the wire as a request.
+def make_client(settings: S3Settings) -> tuple[Any, bool]:
+    """Return a client that counts every try on the wire, and whether it has credentials.
 
     Raises:
         InvalidArgumentError: The settings, or the AWS profile, name no server that can be reached;
             or boto3 is too old (kind unsupported-scheme).
+        StorageError: What gives out credentials did not (kind permission-denied).
     """
     if is_too_old("boto3", boto3.__version__):
         raise InvalidArgumentError(
@@ -89,29 +98,28 @@ def make_client(settings: S3Settings) -> Any:
             found=boto3.__version__,
             to_fix=f"pip install 'boto3>={OLDEST['boto3']}', on every executor",
         )
-    # Other servers of S3's protocol do not all know the checksums that boto sends unasked.
-    is_other = settings.endpoint and "AWS_REQUEST_CHECKSUM_CALCULATION" not in os.environ
-    checksums = "when_required" if is_other else None
     config = Config(
-        request_checksum_calculation=checksums,
-        response_checksum_validation=checksums,
         retries={"total_max_attempts": 1, "mode": "legacy"},  # `_retry` is in its place
-        connect_timeout=settings.timeout_s,
+        connect_timeout=min(settings.timeout_s, _MOST_CONNECT_S),
         read_timeout=settings.timeout_s,
         max_pool_connections=PARALLEL_REQUESTS,
-        s3={"addressing_style": "path" if settings.path_style else "auto"},
+        s3={"addressing_style": "path"} if settings.path_style else None,  # None: the profile's
     )
     # A session of its own: the default one is not thread-safe and keeps the first credentials.
-    session = botocore.session.get_session()
-    session.register_component("data_loader", _descriptions)
+    descriptions = botocore.session.get_session()
+    descriptions.register_component("data_loader", _descriptions)
     try:
-        client = boto3.session.Session(
-            botocore_session=session,
+        session = boto3.session.Session(
+            botocore_session=descriptions,
             aws_access_key_id=settings.access_key or None,
             aws_secret_access_key=settings.secret_key or None,
             aws_session_token=settings.session_token or None,
             region_name=settings.region or None,
-        ).client("s3", endpoint_url=settings.endpoint or None, config=config)
+        )
+        has_credentials = session.get_credentials() is not None
+        client = session.client("s3", endpoint_url=settings.endpoint or None, config=config)
+    except _NOT_FETCHED as error:
+        raise _without_credentials("reach S3", error) from error
     except (BotoCoreError, ValueError) as error:
         raise InvalidArgumentError(
             "S3 cannot be reached with these settings",
@@ -124,11 +132,16 @@ def make_client(settings: S3Settings) -> Any:
     events = client.meta.events
     events.unregister("needs-retry.s3", unique_id="retry-config-s3")
     events.register("needs-retry.s3", partial(_retry, settings.max_attempts))
-    if settings.endpoint:
+    if not (urlsplit(client.meta.endpoint_url).hostname or "").endswith(_AWS_HOSTS):
         events.register("before-call.s3.DeleteObjects", _add_md5)
+        # Other servers of S3's protocol do not all know the checksums that boto sends unasked. The
+        # client alone knows its server: environment and profile name one, too.
+        if "AWS_REQUEST_CHECKSUM_CALCULATION" not in os.environ:
+            client.meta.config.request_checksum_calculation = "when_required"
+            client.meta.config.response_checksum_validation = "when_required"
     # Once for each try on the wire.
     events.register("before-send.s3", _count)
-    return client
+    return client, has_credentials
 
 
 def _retry(
@@ -144,6 +157,7 @@ def _retry(
     retries for all requests of a client: an engine that commits many state partitions has used it
     up within a second.
     """
+    step()  # tries have an end, also those without an answer
     if attempts >= max_attempts:
         return None
     if response is not None:
@@ -223,8 +237,8 @@ def _is_unsendable(error: BaseException) -> bool:
 
 
 @contextmanager
-def named_s3_errors(action: str, path: str, settings: S3Settings) -> Iterator[None]:
-    """Turn errors of boto3 into errors of this package.
+def named_s3_errors(action: str, path: str, endpoint: str) -> Iterator[None]:
+    """Turn errors of boto3 into errors of this package, which name the server.
 
     Raises:
         NotFoundError, FencedError, StorageError: By the server's answer.
@@ -232,15 +246,42 @@ def named_s3_errors(action: str, path: str, settings: S3Settings) -> Iterator[No
     try:
         yield
     except (ClientError, BotoCoreError) as error:
-        _raise_named(error, action, path, settings)
+        _raise_named(error, action, path, endpoint)
+
+
+def check_answer(answer: dict[str, Any], field: str, action: str, path: str, endpoint: str) -> Any:
+    """Return a field that is in each answer of S3's.
+
+    Raises:
+        StorageError: It is not in this one, as in a page of a console.
+    """
+    if field not in answer:
+        raise StorageError(
+            f"cannot {action}: the server does not answer as S3 does",
+            file=path,
+            endpoint=endpoint,
+            to_fix="correct the endpoint: it names the port of the API, and not that of a console "
+            "or a proxy",
+        )
+    return answer[field]
+
+
+def _without_credentials(action: str, error: BotoCoreError, **where: str) -> StorageError:
+    return StorageError(
+        f"cannot {action}: AWS credentials cannot be fetched",
+        kind="permission-denied",
+        **where,
+        reason=str(error),
+        to_fix="try again; if that does not help, check the role of the machine or the container, "
+        "or the command that the AWS profile names",
+    )
 
 
 def _raise_named(
-    error: ClientError | BotoCoreError, action: str, path: str, settings: S3Settings
+    error: ClientError | BotoCoreError, action: str, path: str, endpoint: str
 ) -> NoReturn:
     code = _code(error)
     status = status_of(error)
-    endpoint = settings.endpoint or "AWS"
     if _is_unsendable(error):
         # Its text has the header, and so the token: it is shown nowhere.
         raise StorageError(
@@ -263,6 +304,8 @@ def _raise_named(
         raise missing_file(path, action) from error
     if status == 412:
         raise existing_file(path) from error
+    if isinstance(error, _NOT_FETCHED):
+        raise _without_credentials(action, error, file=path, endpoint=endpoint) from error
     has_none = isinstance(error, NoCredentialsError | PartialCredentialsError)
     if code in _NO_MATTER_OF_PERMISSION:
         raise StorageError(
@@ -290,12 +333,7 @@ def _raise_named(
             file=path,
             endpoint=endpoint,
             reason=str(error),
-            to_fix="check endpoint and region, and the network of this machine"
-            + (
-                "; a server that has no name for each bucket needs s3.pathStyle=true"
-                if settings.endpoint and not settings.path_style
-                else ""
-            ),
+            to_fix="check endpoint and region, and the network of this machine",
         ) from error
     raise StorageError(
         f"cannot {action}",

@@ -13,6 +13,8 @@ from statestore.core.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from statestore.core.options import StateStoreOptions
 
+ProfileMark = tuple[tuple[int, ...], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
@@ -21,14 +23,14 @@ class S3Settings:
     Attributes:
         endpoint: URL of a server other than AWS's own.
         region: For example eu-central-1.
-        path_style: Whether the bucket is part of the path instead of the host name, as most servers
-            other than AWS's want it.
+        path_style: Whether the bucket is part of the path instead of the host name; False takes the
+            AWS profile's addressing_style, by default the path on a named endpoint.
         sse: Server-side encryption, AES256 or aws:kms.
         sse_kms_key: ID of the key for aws:kms.
         access_key, secret_key, session_token: Credentials; never shown.
         max_attempts: Tries of a request that the server throttled or did not answer, at least 1;
             they wait longer from try to try, with jitter (botocore's "standard" mode).
-        timeout_s: Seconds to wait for a connection, and for the next bytes of an answer.
+        timeout_s: Seconds to wait for an answer's next bytes, and, 5 at most, for a connection.
         cache_bytes: Fetched files kept on the local disk, in bytes.
     """
 
@@ -68,7 +70,7 @@ class S3Settings:
                 to_fix="set s3.sse to aws:kms, or leave s3.sseKmsKey out",
             )
 
-    def profile_mark(self) -> tuple[tuple[int, ...], ...]:
+    def profile_mark(self) -> ProfileMark:
         """Return what changes with the files of the AWS profile, whose keys a client reads once.
 
         Of a file that is not there, or is empty, it is empty.

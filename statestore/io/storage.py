@@ -183,7 +183,7 @@ class AllStorages(ABC, Generic[Storage]):
         """Return S3.
 
         Raises:
-            InvalidArgumentError: As `open_s3`.
+            InvalidArgumentError, StorageError: As `open_s3`.
         """
 
     @abstractmethod
@@ -261,6 +261,7 @@ def open_s3(
     Raises:
         InvalidArgumentError: boto3 is not installed, or too old (kind unsupported-scheme), or the
             settings contradict each other.
+        StorageError: The AWS chain's credentials cannot be fetched (kind permission-denied).
     """
     try:
         # Imported here because it takes as long as all the rest, and is an extra.

@@ -26,7 +26,9 @@ from tests.s3_server import REGION, WRONG_KEY
 
 STORAGE = [f"storage {name}" for name in ("write", "read", "conditional write", "list", "delete")]
 TOO_NEW = f"{pyspark.__version__.rpartition('.')[0]}.99"
-ALL = ["java", "spark", "jar", "fit", "python", "transformWithState", "engine", *STORAGE]
+CHECKS = ["java", "spark", "jar", "fit", "python", "transformWithState", "engine"]
+ALL = [*CHECKS, *STORAGE]
+IN_PARTS = "storage conditional write in parts"
 # Engines that start on a loaded machine take their time.
 pytestmark = pytest.mark.timeout(180)
 
@@ -129,7 +131,7 @@ def test_heap_has_no_storage_to_check() -> None:
     result = doctor("--backend=heap", "--output=json")
 
     assert result.exit_code == 0, result.output
-    assert list(checks(result)) == ALL[:7]
+    assert list(checks(result)) == CHECKS
     assert checks(result)["transformWithState"]["status"] == "ok"
 
 
@@ -138,24 +140,30 @@ def test_storage_on_s3_is_tried(s3_server: Any, bucket: str) -> None:
     result = doctor(f"--storage=s3://{bucket}/a/b", "--output=json", *s3_conf(s3_server))
 
     assert result.exit_code == 0, result.output
-    assert [name for name in checks(result) if name != "rocksdb"] == ALL
+    assert [name for name in checks(result) if name != "rocksdb"] == [
+        *CHECKS, *STORAGE[:3], IN_PARTS, *STORAGE[3:]
+    ]  # fmt: skip
     assert checks(result)["rocksdb"]["status"] == "ok"  # where no backend is named
     assert "boto3" in checks(result)["python"]["detail"]
-    assert s3_server.requests["PUT"] == 2
+    assert (s3_server.requests["PUT"], s3_server.requests["COMPLETE"]) == (2 + 3, 1)
     assert s3_server.keys(bucket) == []
 
 
+@pytest.mark.parametrize(
+    ("method", "times", "check"),
+    [("PUT", 2, "storage conditional write"), ("COMPLETE", 1, IN_PARTS)],
+)
 def test_storage_without_conditional_writes_fails_that_check_only(
-    s3_server: Any, bucket: str
+    s3_server: Any, bucket: str, method: str, times: int, check: str
 ) -> None:
-    """Catches a server on which two writers replace each other's files."""
-    s3_server.fail("PUT", "unconditional", times=2)
+    """Catches a server on which two writers replace each other's files, small or large."""
+    s3_server.fail(method, "unconditional", times)
 
     result = doctor(f"--storage=s3://{bucket}", "--output=json", *s3_conf(s3_server))
 
     assert result.exit_code == 1
-    assert failed(result) == ["storage conditional write"]
-    assert "If-None-Match" in checks(result)["storage conditional write"]["to_fix"]
+    assert failed(result) == [check]
+    assert "If-None-Match" in checks(result)[check]["to_fix"]
     assert s3_server.keys(bucket) == []
 
 

@@ -1,6 +1,8 @@
 """S3 as it fails: throttling, lost replies, truncated bodies, wrong credentials, no server."""
 
 import errno
+import gc
+import json
 import os
 import shutil
 import socket
@@ -8,10 +10,13 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from botocore.awsrequest import AWSResponse
@@ -27,11 +32,13 @@ from statestore.core.errors import (
     NotFoundError,
     StorageError,
 )
+from statestore.core.liveness import Steps, watched
 from statestore.core.options import StateStoreOptions
 from statestore.engine.storages import Storages
 from statestore.io import s3_client, storage
 from statestore.io.s3 import MOST_PARTS, PART_BYTES, S3FileIO, part_bytes_of
 from statestore.io.s3_settings import S3Settings, resolve_s3_path
+from statestore.spark.failures import find_obstacle
 from tests.s3_server import REGION, WRONG_KEY
 from tests.seams import at
 from tests.seaweed import IS_CHOSEN
@@ -55,6 +62,32 @@ def local_file(tmp_path):
         return str(path)
 
     return make
+
+
+@pytest.fixture
+def profile(bucket, tmp_path, monkeypatch):
+    """Files of an AWS profile, of keys and of all else, after which nothing else has keys."""
+    files = tmp_path / "credentials", tmp_path / "config"
+    for variable, file in zip(("SHARED_CREDENTIALS", "CONFIG"), files, strict=True):
+        monkeypatch.setenv(f"AWS_{variable}_FILE", str(file))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    return files
+
+
+def _sent_by(client, call):
+    """Return the first request of a call, which an empty answer ends."""
+    sent = []
+
+    def answer(request, **_):
+        sent.append(request)
+        return AWSResponse(request.url, 200, {}, BytesIO(b""))
+
+    client.meta.events.register("before-send.s3", answer)
+    with suppress(AttributeError):  # the answer has no body that could be read
+        call(client)
+    return sent[0]
 
 
 def test_steady_state_is_one_put(io, s3_server, bucket, local_file):
@@ -398,8 +431,14 @@ def test_server_that_is_away_for_a_while_is_asked_again(tmp_path, monkeypatch):
     assert len(slept) == 2
 
 
-def test_files_are_deleted_where_the_server_asks_for_the_older_checksum(io, s3_server, bucket):
+@pytest.mark.parametrize("endpoint", [None, ""])
+def test_files_are_deleted_where_the_server_asks_for_the_older_checksum(
+    s3_server, bucket, tmp_path, monkeypatch, endpoint
+):
     """Catches files that no cleanup deletes, on servers that do not know the newer ones."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.endpoint)
+    settings = s3_server.settings(**({} if endpoint is None else {"endpoint": endpoint}))
+    io = S3FileIO(str(tmp_path), settings)
     for name in "ab":
         io.write(f"/{bucket}/d/{name}", b"rows", sync=True, overwrite=True)
     s3_server.fail("POST", "needs-md5")
@@ -409,26 +448,63 @@ def test_files_are_deleted_where_the_server_asks_for_the_older_checksum(io, s3_s
     assert s3_server.keys(bucket) == []
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_no_checksum_is_sent_unasked_to_servers_of_others(monkeypatch, asked):
+@pytest.mark.parametrize(
+    ("endpoint", "of_environment", "asked", "is_sent"),
+    [
+        ("https://127.0.0.1:9", "", True, True),
+        ("https://127.0.0.1:9", "", False, False),
+        ("", "https://127.0.0.1:9", False, False),
+        ("", "", False, True),
+        ("https://s3.eu-central-1.amazonaws.com", "", False, True),
+    ],
+)
+def test_no_checksum_is_sent_unasked_to_servers_of_others(
+    monkeypatch, endpoint, of_environment, asked, is_sent
+):
     """Catches a server that refuses every write, since it knows no checksum behind the body."""
+    if of_environment:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", of_environment)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     if asked:
         monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_supported")
-    settings = S3Settings("https://127.0.0.1:9", REGION, path_style=True)
-    client = s3_client.make_client(settings)
-    sent = []
+    client, _ = s3_client.make_client(S3Settings(endpoint, REGION, path_style=True))
 
-    def answer(request, **_):
-        sent.append({name.lower() for name in request.headers})
-        return AWSResponse(request.url, 200, {}, BytesIO(b""))
+    sent = _sent_by(client, lambda to: to.put_object(Bucket="b", Key="k", Body=b"rows"))
 
-    client.meta.events.register("before-send.s3", answer)
-    with suppress(AttributeError):  # the answer has no body that could be read
-        client.put_object(Bucket="b", Key="k", Body=b"rows")
+    assert ("x-amz-trailer" in {name.lower() for name in sent.headers}) == is_sent
 
-    assert ("x-amz-trailer" in sent[0]) == asked
+
+@pytest.mark.parametrize(
+    ("style", "path_style", "url"),
+    [
+        ("", False, "http://server:9/bucket/k"),
+        ("", True, "http://server:9/bucket/k"),
+        ("virtual", False, "http://bucket.server:9/k"),
+        ("virtual", True, "http://server:9/bucket/k"),
+    ],
+)
+def test_bucket_is_where_option_and_profile_say(profile, style, path_style, url):
+    """Catches an option that does nothing, and a server that only knows buckets by their host."""
+    keys, others = profile
+    keys.write_text("[default]\naws_access_key_id=key\naws_secret_access_key=s\n")
+    others.write_text(f"[default]\ns3 =\n  addressing_style = {style}\n" if style else "")
+    client, _ = s3_client.make_client(S3Settings("http://server:9", REGION, path_style=path_style))
+
+    assert _sent_by(client, lambda to: to.head_object(Bucket="bucket", Key="k")).url == url
+
+
+@pytest.mark.parametrize(
+    ("size", "method"), [(1, "PUT"), (LARGE, "POST"), (LARGE, "PUT"), (LARGE, "COMPLETE")]
+)
+def test_write_that_no_s3_has_answered_is_not_durable(
+    io, s3_server, bucket, local_file, size, method
+):
+    """Catches a commit that is nowhere, for a proxy that welcomes everything."""
+    s3_server.fail(method, "page", 3)
+
+    with pytest.raises(StorageError, match=f"(?s)file='/{bucket}/a'.*the port of the API"):
+        io.publish(local_file(bytes(size)), f"/{bucket}/a", sync=True, overwrite=True)
 
 
 def test_what_is_no_s3_is_told(io, s3_server, bucket):
@@ -455,6 +531,25 @@ def test_throttling_that_does_not_end_is_an_error(io, s3_server, bucket):
 
     assert caught.value.fields["code"] == "SlowDown"
     assert s3_server.requests["PUT"] == 3
+
+
+def test_each_try_is_a_sign_of_life(io, s3_server, bucket):
+    """Catches an engine that is killed as hung while it tries a server again."""
+    s3_server.fail("DELETE", "throttled", 2)
+
+    with watched(steps := Steps()):
+        io.delete(f"/{bucket}/a")
+
+    assert steps.steps == 3
+
+
+@pytest.mark.parametrize(("timeout_s", "expected"), [(30.0, 5.0), (1.0, 1.0)])
+def test_addresses_of_a_server_that_does_not_answer_are_soon_done(timeout_s, expected):
+    """Catches a try that takes the whole timeout for each address of the server's name."""
+    client, _ = s3_client.make_client(S3Settings("http://there:9", REGION, timeout_s=timeout_s))
+
+    config = client.meta.config
+    assert (config.connect_timeout, config.read_timeout) == (expected, timeout_s)
 
 
 def test_many_requests_at_once_are_each_tried_as_often_as_the_option_says(io, s3_server, bucket):
@@ -674,16 +769,13 @@ def test_refusal_that_is_no_matter_of_permission_says_its_cause(
     assert caught.value.fields["code"] == code
 
 
-def test_profile_that_was_renewed_is_read_again(s3_server, bucket, tmp_path, monkeypatch):
+def test_profile_that_was_renewed_is_read_again(s3_server, bucket, tmp_path, profile):
     """Catches keys that have expired, and stores that are restored anew for each new key."""
-    profile = tmp_path / "credentials"
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(profile))
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
+    keys, _ = profile
     storages = Storages(str(tmp_path / "fetched"), SystemClock())
 
     def write(key):
-        profile.write_text(f"[default]\naws_access_key_id={key}\naws_secret_access_key=s\n")
+        keys.write_text(f"[default]\naws_access_key_id={key}\naws_secret_access_key=s\n")
         io = storages.open_s3(s3_server.settings())
         io.write(f"/{bucket}/{key}", b"rows", sync=True, overwrite=True)
         return io
@@ -695,21 +787,66 @@ def test_profile_that_was_renewed_is_read_again(s3_server, bucket, tmp_path, mon
     assert write("another") is first
 
     for number, text in enumerate(("", "[default\n", "[default]\naws_access_key_id=a\n")):
-        profile.write_text(text)  # as while it is being written
+        keys.write_text(text)  # as while it is being written
         first.write(f"/{bucket}/{number}", b"rows", sync=True, overwrite=True)
     assert write("fourth") is first
 
 
-def test_missing_credentials_fail_at_once(monkeypatch, s3_server, bucket, tmp_path):
-    """Catches a traceback of botocore where an error of ours belongs."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+@pytest.mark.usefixtures("profile")
+def test_missing_credentials_fail_at_once_until_they_come(monkeypatch, s3_server, bucket, tmp_path):
+    """Catches a traceback of botocore, and an engine that never asks again what was away."""
     io = S3FileIO(str(tmp_path), s3_server.settings())
+    first = io._client
     with pytest.raises(StorageError) as caught:
         io.write(f"/{bucket}/a", b"rows", sync=True, overwrite=True)
 
     assert caught.value.kind == "permission-denied"
+    assert io._client is first  # to ask takes seconds where nothing answers
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 6, sleep=time.sleep)
+    monkeypatch.setattr("statestore.io.s3.time", clock)
+    io.write(f"/{bucket}/a", b"rows", sync=True, overwrite=True)
+    last = io._client
+    clock.monotonic = lambda: time.monotonic() + 60
+    assert io._client is last
+
+
+@pytest.mark.parametrize("is_started", [False, True])
+def test_credentials_that_cannot_be_fetched_are_no_mistake_in_an_option(
+    s3_server, bucket, tmp_path, profile, is_started
+):
+    """Catches a query that ends for good since a service was away, as it starts or later."""
+    until = datetime.now(UTC) + timedelta(minutes=1)
+    keys = {"Version": 1, "AccessKeyId": "key", "SecretAccessKey": "s", "Expiration": str(until)}
+    program = tmp_path / "program"
+    asked = tmp_path / "asked"
+    if not is_started:
+        asked.touch()
+    program.write_text(f"[ -e {asked} ] && exit 1\ntouch {asked}\necho '{json.dumps(keys)}'\n")
+    profile[1].write_text(f"[default]\ncredential_process = sh {program}\n")
+
+    with pytest.raises(StorageError, match="credentials cannot be fetched") as caught:
+        S3FileIO(str(tmp_path), s3_server.settings()).list(f"/{bucket}")
+
+    assert caught.value.kind == "permission-denied"
+    assert find_obstacle(caught.value) is None
+
+
+def test_storage_in_use_is_opened_once_however_many_there_are(s3_server, tmp_path):
+    """Catches stores that are restored anew by each call, and threads without end."""
+    storages = Storages(str(tmp_path), SystemClock())
+
+    def open_s3(number):
+        return storages.open_s3(s3_server.settings(access_key=str(number), secret_key=REGION))
+
+    used, unused = open_s3(0), weakref.ref(open_s3(1))
+    for number in range(2, 20):
+        open_s3(number)
+    gc.collect()
+
+    assert open_s3(0) is used
+    assert unused() is None
 
 
 @pytest.mark.skipif(IS_CHOSEN, reason="SeaweedFS makes the bucket that a file is written to")
@@ -724,25 +861,15 @@ def test_missing_bucket_and_file_are_named(io, bucket):
     assert no_bucket.value.kind == "directory-gone"
 
 
-def test_unreachable_server_is_named(s3_server, tmp_path):
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", ""])
+def test_unreachable_server_is_named(s3_server, tmp_path, monkeypatch, endpoint):
     """Catches an endless wait, and an error that does not say which server."""
-    io = S3FileIO(str(tmp_path), s3_server.settings(endpoint="http://127.0.0.1:9", max_attempts=1))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    io = S3FileIO(str(tmp_path), s3_server.settings(endpoint=endpoint, max_attempts=1))
     with pytest.raises(StorageError) as caught:
         io.read_tail("/bucket/a", 10)
 
     assert caught.value.fields["endpoint"] == "http://127.0.0.1:9"
-    assert "pathStyle" not in caught.value.to_fix
-
-
-def test_server_without_names_for_buckets_is_told_its_option(s3_server, tmp_path):
-    """Catches advice to check what is right."""
-    settings = s3_server.settings(
-        endpoint="http://nosuch.invalid:9", max_attempts=1, path_style=False
-    )
-    with pytest.raises(StorageError) as caught:
-        S3FileIO(str(tmp_path), settings).read_tail("/bucket/a", 10)
-
-    assert "s3.pathStyle=true" in caught.value.to_fix
 
 
 def test_fetched_files_stay_within_their_budget(s3_server, bucket, tmp_path):

@@ -59,7 +59,7 @@ def test_policy_is_what_all_operations_ask_for(tmp_path, s3_server, bucket):
     _move_a_large_file(tmp_path, s3_server, bucket)
     conf = [f"--storage-option={key}={value}" for key, value in _keys(s3_server).items()]
     done = CliRunner().invoke(cli, ["doctor", f"--storage={remote}/doctor", *conf])
-    assert done.output.count("OK   storage") == 5, done.output
+    assert done.output.count("OK   storage") == 6, done.output
 
     assert len(written()) == len(set(written()))
     assert s3_server.actions == set(written())
@@ -85,6 +85,8 @@ def _move_a_large_file(tmp_path, server, bucket):
         (tmp_path / name).write_bytes(bytes(LARGE))
     io.publish(str(tmp_path / "large"), f"/{bucket}/checkpoints/large", sync=True, overwrite=False)
     io.link(f"/{bucket}/checkpoints/large", f"/{bucket}/checkpoints/again", sync=True)
+    io.write(f"/{bucket}/checkpoints/small", b"rows", sync=True, overwrite=False)
+    io.link(f"/{bucket}/checkpoints/small", f"/{bucket}/checkpoints/as small", sync=True)
     assert Path(io.fetch(f"/{bucket}/checkpoints/again")).stat().st_size == LARGE
     server.fail("PUT", "refused", times=3)
     with pytest.raises(StorageError):
