@@ -50,8 +50,8 @@ def all_pieces(
 ) -> Iterator[Rows]:
     """Yield rows as `all_rows`, some at a time: few first, for callers that stop early.
 
-    How large rows are is seen at the first and the last of the piece before: one that is much larger
-    than these may come with MOST_ROWS others.
+    How large rows are is seen at the first and the last of the piece before: one that is much
+    larger than these may come with MOST_ROWS others.
 
     Raises:
         Exception: RocksDB's, or OSError, where rows cannot be read.

@@ -290,7 +290,7 @@ class Session:
         is_due = is_forced or self.versions.is_snapshot_due(head, options)
         if is_due and not self.versions.has_snapshot_of(head):
             # Something else may clean up there.
-            os.makedirs(self._scratch_directory, exist_ok=True)
+            Path(self._scratch_directory).mkdir(parents=True, exist_ok=True)
             self.versions.take_snapshot(head, self._scratch_directory, options)
 
     def _clean_up(

@@ -174,7 +174,7 @@ def test_batch_that_changes_a_schema_is_repeated(
 
 
 def test_batch_that_changes_a_schema_runs_again_after_a_repair(make_lane: MakeLane) -> None:
-    """Catches a repair that leaves the schemas of a batch, by which Spark takes it for no change."""
+    """Catches a repair that leaves the schemas of a batch: to Spark, nothing has changed then."""
     whole, repaired = (make_lane(evolving(BEGUN)) for _ in range(2))
     runs = one_input(1, 1, 1, num_rows=25)
     for schema, files in zip((BEGUN, WIDER, WIDER), runs, strict=True):

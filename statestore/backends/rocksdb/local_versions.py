@@ -6,7 +6,6 @@ The database takes in the missing files, and is built anew if it cannot be broug
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,7 +89,7 @@ class LocalVersions:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _open(self, options: StateStoreOptions) -> LocalDatabase:
-        if self._database is not None and not os.path.isdir(self._directory):
+        if self._database is not None and not Path(self._directory).is_dir():
             self.forget()  # something else cleaned up there
         if self._database is None:
             self._database = LocalDatabase(
