@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.cleanup import Cleanup
