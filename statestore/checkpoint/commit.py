@@ -15,7 +15,7 @@ from statestore.checkpoint.lineage import check_parent, make_ref
 from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer, read_trailer
 from statestore.codec.commit_times import UNKNOWN_MEMORY, CommitTimes, MemoryUse
 from statestore.codec.sealed_file import append_trailer
-from statestore.codec.state_file import describe_stream
+from statestore.codec.state_file import describe_own_stream, describe_stream
 from statestore.codec.trailer import Trailer
 from statestore.core.errors import (
     FencedError,
@@ -197,15 +197,26 @@ def _is_of_later_format(location: StoreLocation, version: VersionRef) -> bool:
     return True
 
 
-def describe_delta(new: NewVersion, local_path: str, arrow_length: int) -> tuple[Block, ...]:
+def describe_delta(
+    new: NewVersion, local_path: str, arrow_length: int | None = None
+) -> tuple[Block, ...]:
     """Check the Arrow stream of a version, and return its blocks.
+
+    Args:
+        new: The version.
+        local_path: Local file that begins with the stream.
+        arrow_length: Bytes of the stream, as it was announced; None for a file that this process
+            wrote, as `describe_own_stream` takes it.
 
     Raises:
         InvalidArgumentError, InternalError: The stream is not what `new` says.
         NotFoundError, StorageError: It cannot be read.
     """
     with named_errors("read the delta to commit", local_path):
-        blocks = describe_stream(local_path, arrow_length, new.max_parallelism)
+        if arrow_length is None:
+            blocks = describe_own_stream(local_path, new.max_parallelism)
+        else:
+            blocks = describe_stream(local_path, arrow_length, new.max_parallelism)
     check_rows(new, sum(block.rows for block in blocks), local_path)
     return blocks
 

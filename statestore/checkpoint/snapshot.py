@@ -19,7 +19,7 @@ from statestore.checkpoint.trailers import PublishedFile, read_trailer
 from statestore.codec.merge import merge_runs
 from statestore.codec.rows import SCHEMA, split_for_blocks, to_numpy, write_options
 from statestore.codec.sealed_file import append_trailer
-from statestore.codec.state_file import describe_stream
+from statestore.codec.state_file import describe_own_stream
 from statestore.codec.trailer import Block, RowCounts, Trailer, compute_lineage
 from statestore.core.errors import CorruptionError, FencedError, InternalError, NotFoundError
 from statestore.core.version import WRITER
@@ -214,9 +214,8 @@ def write_snapshot(
     try:
         with named_errors("write a snapshot to the scratch directory", local_path):
             num_rows, num_internal_rows = _write_stream(restored, local_path, options)
-        check_num_rows(head, num_rows)
-        length = Path(local_path).stat().st_size
-        blocks = describe_stream(local_path, length, head.max_parallelism)
+            check_num_rows(head, num_rows)
+            blocks = describe_own_stream(local_path, head.max_parallelism)
         rows, counts = RowCounts(put=num_rows), (num_rows, num_internal_rows)
         trailer = summary_trailer(head, "snapshot", (), blocks, rows, counts)
         sync = options.fsync_enabled

@@ -71,6 +71,42 @@ def describe_stream(path: str, length: int, max_parallelism: int) -> tuple[Block
     return tuple(blocks)
 
 
+def describe_own_stream(path: str, max_parallelism: int) -> tuple[Block, ...]:
+    """Describe a stream that this process wrote, which is the whole file.
+
+    One that unpacks to more than a reader takes, such as a list of many equal elements, is written
+    again without compression first.
+
+    Args:
+        path: Local file.
+        max_parallelism: Number of key groups.
+
+    Returns:
+        As `describe_stream`.
+
+    Raises:
+        InvalidArgumentError, InternalError: As `describe_stream`.
+        OSError: The local disk failed.
+    """
+    try:
+        return describe_stream(path, Path(path).stat().st_size, max_parallelism)
+    except InvalidArgumentError as error:
+        if "unpacked_bytes" not in error.fields:
+            raise
+    unpacked = Path(f"{path}.unpacked")
+    try:
+        with (
+            ipc.open_stream(pa.BufferReader(map_file(path))) as packed,
+            ipc.new_stream(str(unpacked), SCHEMA) as stream,
+        ):
+            for batch in packed:
+                stream.write_batch(batch)
+        unpacked.replace(path)
+    finally:
+        unpacked.unlink(missing_ok=True)
+    return describe_stream(path, Path(path).stat().st_size, max_parallelism)
+
+
 def _message_ends(whole: pa.Buffer, path: str) -> list[int]:
     """Return the end of each message: schema, every record batch, end-of-stream marker."""
     reader = pa.BufferReader(whole)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -98,7 +97,7 @@ class ArrowForm(FileForm):
     def full_body(self, new: NewVersion, path: str, work: Work) -> Body:
         """Return the stream itself."""
         del work
-        blocks = describe_delta(new, path, Path(path).stat().st_size)
+        blocks = describe_delta(new, path)
         return Body(path, blocks, new.rows, compute_lineage(None, blocks))
 
     def write_changes(
@@ -149,7 +148,7 @@ def _runs(
 
 
 def _body_of_changes(path: str, new: NewVersion) -> Body:
-    blocks = describe_delta(new, path, Path(path).stat().st_size)
+    blocks = describe_delta(new, path)
     return Body(path, blocks, new.rows, compute_lineage(new.parent, blocks))
 
 
