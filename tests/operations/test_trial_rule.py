@@ -17,6 +17,7 @@ from statestore import Checkpoint
 from statestore.codec.column_family import ColumnFamily
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.database import open_database
 from statestore.operations.trial.rule import Rule, compare_rows, compare_state, plain
 from statestore.testing.checkpoints import MadeCheckpoint
 from statestore.testing.stores import schema_of
@@ -124,6 +125,35 @@ def test_function_has_the_last_word_on_rows_that_differ(tmp_path):
     assert found.is_same
     assert (found.removed, found.added) == (1, 1)
     assert not compare_rows("batch 1", old, new, Rule(judge=lambda *_: False)).is_same
+
+
+def test_rows_that_differ_are_not_fetched_for_nobody(tmp_path, monkeypatch):
+    """Catches a comparison that holds all that differs, where no function judges it."""
+    fetched = []
+
+    class Watched:
+        """A connection of which is noted what it fetches as Arrow data."""
+
+        def __init__(self, connection):
+            self._connection = connection
+
+        def sql(self, text):
+            fetched.append(text)
+            return self._connection.sql(text)
+
+        def __getattr__(self, name):
+            return getattr(self._connection, name)
+
+    def opened(*directory, **settings):
+        return Watched(open_database(*directory, **settings))
+
+    monkeypatch.setattr("statestore.operations.trial.rule.open_database", opened)
+    old, new = (write(tmp_path / side, random_rows(Random(side), 30)) for side in ("old", "new"))
+
+    assert not compare_rows("rows", old, new, Rule()).is_same
+
+    assert len(fetched) == 2
+    assert all("LIMIT" in text for text in fetched)
 
 
 def function_of_the_page():

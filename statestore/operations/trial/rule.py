@@ -138,7 +138,7 @@ def compare_rows(of: str, old: Sequence[str], new: Sequence[str], rule: Rule) ->
                 for name in ("removed", "added", "old", "new")
             )
             is_same = not columns and not removed and not added
-            if not is_same and not columns:
+            if rule.judge is not None and not is_same and not columns:
                 is_same = rule.judged(of, fetch("removed", ""), fetch("added", ""))
             few = rule.shown - min(added, rule.shown // 2)
             first = to_pylist(fetch("removed", f"LIMIT {few}"))
