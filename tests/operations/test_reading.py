@@ -196,6 +196,18 @@ def test_two_versions_differ_in_what_was_written_between_them(checkpoint):
             assert before.count_differences(after) == _counts(expected)
 
 
+def test_rows_of_both_versions_are_compared_where_no_column_holds_them_together(
+    checkpoint, monkeypatch
+):
+    """Catches a diff that fails where the values of one key have 2 GiB in both versions."""
+    monkeypatch.setattr(sorting, "_combine", list)
+    before, after = (Checkpoint(checkpoint).rows("default", version=number) for number in (1, 2))
+
+    assert _differences(before.diff(after)) == _expected(
+        contents(VERSIONS[:1]), contents(VERSIONS[:2])
+    )
+
+
 @pytest.mark.parametrize(
     "other",
     [

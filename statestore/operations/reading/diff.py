@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 
 from statestore.codec.byte_ranges import index_with_nulls, unpack
 from statestore.codec.key_bytes import decode_keys, key_type, value_type
-from statestore.codec.rows import from_numpy, no_rows
-from statestore.codec.sorting import join_batches
+from statestore.codec.rows import from_numpy, no_rows, to_numpy
 from statestore.core.errors import IncompatibleError
 from statestore.operations.reading.ordering import Side, side_by_side
 from statestore.operations.reading.read import decode_by_key
@@ -123,33 +122,42 @@ def _compare(
     old_rows: pa.RecordBatch, new_rows: pa.RecordBatch, groups: npt.NDArray[np.uint32]
 ) -> pa.RecordBatch:
     """Sort the rows of both, an old one before the new one of its key, and compare neighbours."""
-    rows = join_batches([old_rows, new_rows])
-    num_rows = rows.num_rows
-    is_new = np.arange(num_rows) >= old_rows.num_rows
-    columns = [from_numpy(groups, pa.uint32()), rows.column(3), pa.array(is_new.view(np.uint8))]
+    keys: pa.Array[Any] = pa.concat_arrays([old_rows.column(3), new_rows.column(3)])
+    is_new = np.arange(len(keys)) >= old_rows.num_rows
+    columns = [from_numpy(groups, pa.uint32()), keys, pa.array(is_new.view(np.uint8))]
     order = pc.sort_indices(
         pa.table(columns, names=["group", "key", "is_new"]),
         sort_keys=[("group", "ascending"), ("key", "ascending"), ("is_new", "ascending")],
     )
-    rows = rows.take(order)
-    is_new = is_new[order.to_numpy()]
-    keys, values = rows.column(3), rows.column(4)
-    is_pair = np.zeros(num_rows, bool)  # true at the old one of two rows of a key
-    is_same = np.zeros(num_rows, bool)
-    if num_rows > 1:
-        is_pair[:-1] = unpack(pc.equal(keys.slice(1), keys.slice(0, num_rows - 1)))
+    keys = keys.take(order)
+    at = to_numpy(order, np.uint64).astype(np.int64)
+    is_new = is_new[at]
+    at[is_new] -= old_rows.num_rows
+    is_pair = np.zeros(len(keys), bool)  # true at the old one of two rows of a key
+    if len(keys) > 1:
+        is_pair[:-1] = unpack(pc.equal(keys.slice(1), keys.slice(0, len(keys) - 1)))
         is_pair[:-1] &= ~is_new[:-1] & is_new[1:]
-        is_same[:-1] = unpack(pc.equal(values.slice(1), values.slice(0, num_rows - 1)))
-    is_second = np.append(False, is_pair[:-1])
-    wanted = np.flatnonzero(~is_second & ~(is_pair & is_same))
     # Where each key's old and new value are; -1 for nowhere.
-    old_at = np.where(is_new[wanted], -1, wanted)
-    new_at = np.where(is_new[wanted], wanted, np.where(is_pair[wanted], wanted + 1, -1))
+    old_at = np.where(is_new, -1, at)
+    new_at = np.where(is_new, at, np.where(is_pair, np.roll(at, -1), -1))
+    # Values of both sides may be more than one column holds: each is taken from its own.
+    old_values, new_values = old_rows.column(4), new_rows.column(4)
+    pairs = np.flatnonzero(is_pair)
+    is_same = np.zeros(len(keys), bool)
+    is_same[pairs] = unpack(
+        pc.equal(
+            old_values.take(from_numpy(old_at[pairs], pa.int64())),
+            new_values.take(from_numpy(new_at[pairs], pa.int64())),
+        )
+    )
+    is_second = np.append(False, is_pair[:-1])
+    wanted = np.flatnonzero(~is_second & ~is_same)
+    old_at, new_at = old_at[wanted], new_at[wanted]
     return pa.RecordBatch.from_arrays(
         [
             keys.take(from_numpy(wanted, pa.int64())),
-            values.take(index_with_nulls(old_at, old_at < 0)),
-            values.take(index_with_nulls(new_at, new_at < 0)),
+            old_values.take(index_with_nulls(old_at, old_at < 0)),
+            new_values.take(index_with_nulls(new_at, new_at < 0)),
         ],
         schema=_RAW,
     )
