@@ -93,15 +93,15 @@ class _Cursor:
 
 def merge_runs(
     runs: Sequence[SortedRun],
-    max_parallelism: int,
+    max_parallelism: int | None,
     *,
     slice_bytes: int = SLICE_BYTES,
 ) -> Iterator[pa.RecordBatch]:
-    """Merge runs into the live rows of the state, in file order.
+    """Merge runs into the live rows of the state, in the order of the runs.
 
     Args:
         runs: Oldest first; each sorted by (rank, column family, key).
-        max_parallelism: Number of key groups.
+        max_parallelism: Number of key groups; None where runs are by column family and key alone.
         slice_bytes: Bytes of rows that are merged at a time, about.
 
     Yields:
@@ -236,18 +236,18 @@ def _slice_ends(
 
 
 def merge_rows(
-    pieces: Sequence[pa.RecordBatch], ages: Sequence[int], max_parallelism: int
+    pieces: Sequence[pa.RecordBatch], ages: Sequence[int], max_parallelism: int | None
 ) -> pa.RecordBatch:
     """Merge rows of several runs, all of one slice, into live rows.
 
     Args:
         pieces: Record batches of SCHEMA.
         ages: Age of each piece, ascending from the oldest; a younger row wins over an older one.
-        max_parallelism: Number of key groups.
+        max_parallelism: As `merge_runs`.
 
     Returns:
-        Puts only, in file order. A key with merges has its put's value, if any after the last
-        delete, with the merged values appended in order of age.
+        Puts only, in the order of the runs. A key with merges has its put's value, if any after the
+        last delete, with the merged values appended in order of age.
     """
     # Imported here because an engine that only loads and commits never needs it.
     import pyarrow.compute as pc
@@ -275,10 +275,10 @@ def merge_rows(
     # Of a key that changes often most rows go: values are put together of those that stay.
     if not (ops == MERGE).any():
         counts = np.append(starts_key[1:], True) & (ops == PUT)
-        return _as_puts(_taken(pieces, order[counts]))
+        return _as_puts(take_rows(pieces, order[counts]))
     key_number = np.cumsum(starts_key) - 1
     counts = _counting(ops, key_number)
-    return _joined(_taken(pieces, order[counts]), key_number[counts])
+    return _joined(take_rows(pieces, order[counts]), key_number[counts])
 
 
 _EMPTY = no_rows(SCHEMA)
@@ -290,15 +290,19 @@ def _single_batch(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     batches = pa.Table.from_batches(pieces).combine_chunks().to_batches()
     if len(batches) != 1:
         raise InternalError(
-            "rows of one key do not fit one record batch",
+            "rows that are merged together do not fit one record batch",
             num_bytes=sum(int(piece.nbytes) for piece in pieces),
             to_fix="keep the values of a single key below 1 GiB",
         )
     return batches[0]
 
 
-def _taken(pieces: Sequence[pa.RecordBatch], rows: npt.NDArray[np.int64]) -> pa.RecordBatch:
-    """Return rows by their number in all pieces together; values of others are not copied."""
+def take_rows(pieces: Sequence[pa.RecordBatch], rows: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """Return rows by their number in all pieces together; values of others are not copied.
+
+    Raises:
+        InternalError: A column of them has more than 2 GiB.
+    """
     if not len(rows):
         return _EMPTY
     ends = np.cumsum([piece.num_rows for piece in pieces])
@@ -312,7 +316,8 @@ def _taken(pieces: Sequence[pa.RecordBatch], rows: npt.NDArray[np.int64]) -> pa.
         ]
         rows = np.cumsum(is_taken)[rows] - 1
     taken = _single_batch(pieces)
-    return taken if len(pieces) == 1 else taken.take(from_numpy(rows, pa.int64()))
+    is_in_order = bool((rows[1:] > rows[:-1]).all())
+    return taken if is_in_order else taken.take(from_numpy(rows, pa.int64()))
 
 
 def _starts_of_keys(keys: Any, groups: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:

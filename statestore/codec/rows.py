@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from statestore.core.errors import InternalError
 from statestore.core.key_groups import rank_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -34,6 +35,8 @@ SCHEMA = pa.schema(_FIELDS)
 
 MAX_BLOCK_ROWS = 16_384
 MAX_BLOCK_BYTES = 4 * 1024 * 1024
+MAX_BATCH_BYTES = 64 * 1024 * 1024
+"""Bytes of a record batch in memory, about: a column of one holds 2 GiB at most."""
 
 RowKey = tuple[int, bytes]
 """Place of a row in file order: rank * 65536 + column family, key."""
@@ -51,14 +54,45 @@ class Row:
 
 
 def batch_from_rows(rows: Iterable[Row], max_parallelism: int) -> pa.RecordBatch:
-    """Return rows as a record batch in file order; for the Python store and tests, row by row.
+    """Return rows as a record batch in file order; arguments as `batches_from_rows`."""
+    return _as_batch(_in_file_order(rows, max_parallelism))
+
+
+def batches_from_rows(rows: Iterable[Row], max_parallelism: int) -> list[pa.RecordBatch]:
+    """Return rows in file order as record batches of about MAX_BATCH_BYTES; at least one.
+
+    For the Python store, row by row.
 
     Args:
         rows: Each (column family, key) at most once, in any order.
         max_parallelism: Number of key groups.
     """
+    ordered = _in_file_order(rows, max_parallelism)
+    sizes = np.array([len(row.key) + len(row.value or b"") for row in ordered], np.int64)
+    return [_as_batch(ordered[part]) for part in parts_by_bytes(sizes, MAX_BATCH_BYTES)]
+
+
+def parts_by_bytes(sizes: npt.NDArray[np.int64], part_bytes: int) -> Iterator[slice]:
+    """Cut rows into parts of about so many bytes, each longer by one row at most.
+
+    Args:
+        sizes: Bytes of each row.
+        part_bytes: Bytes of a part.
+
+    Yields:
+        The rows of each part, in order; one part without rows where there are none.
+    """
+    cuts = np.flatnonzero(np.diff(np.cumsum(sizes) // part_bytes)) + 1
+    for start, end in pairwise([0, *cuts.tolist(), len(sizes)]):
+        yield slice(start, end)
+
+
+def _in_file_order(rows: Iterable[Row], max_parallelism: int) -> list[Row]:
     ranks = rank_table(max_parallelism)
-    ordered = sorted(rows, key=lambda row: (int(ranks[row.key_group]), row.column_family, row.key))
+    return sorted(rows, key=lambda row: (int(ranks[row.key_group]), row.column_family, row.key))
+
+
+def _as_batch(ordered: Sequence[Row]) -> pa.RecordBatch:
     columns = [
         pa.array((getattr(row, field.name) for row in ordered), field.type, size=len(ordered))
         for field in SCHEMA

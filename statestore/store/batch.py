@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import google_crc32c
 
 from statestore.codec.column_family import ColumnFamily
-from statestore.codec.rows import DELETE, MERGE, PUT, Row, batch_from_rows
+from statestore.codec.rows import DELETE, MERGE, PUT, Row, batches_from_rows
 from statestore.core.errors import InvalidArgumentError, StoreClosedError
 from statestore.store.table import ArrowRun
 
@@ -93,7 +93,7 @@ class Batch:
     ) -> Iterator[tuple[bytes, bytes]]:
         """Yield (key, value) in key order as the batch would leave it; errors as `Store.scan`."""
         self._check_open()
-        run = ArrowRun([batch_from_rows(self.rows.values(), self._base.max_parallelism)])
+        run = ArrowRun(batches_from_rows(self.rows.values(), self._base.max_parallelism))
         table = self._base.apply(run, 0)
         return table.scan(family_id(self.column_families, column_family), prefix, key_group)
 

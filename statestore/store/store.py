@@ -39,7 +39,7 @@ from statestore.codec.rows import (
     MERGE,
     PUT,
     SCHEMA,
-    batch_from_rows,
+    batches_from_rows,
     split_for_blocks,
     write_options,
 )
@@ -403,20 +403,21 @@ class Store(Shown):
         self._require_no_query()
         rows = batch.rows
         new, num_keys = self._new_version(batch, rows)
-        arrow = batch_from_rows(rows.values(), self.max_parallelism)
+        batches = batches_from_rows(rows.values(), self.max_parallelism)
         local_path = f"{self._scratch_directory}/{new.checkpoint_id}.arrows"
         with ipc.new_stream(
             local_path, SCHEMA, options=write_options(self._options.file_compression)
         ) as stream:
-            for block in split_for_blocks(arrow):
-                stream.write_batch(block)
+            for arrow in batches:
+                for block in split_for_blocks(arrow):
+                    stream.write_batch(block)
         try:
             length = Path(local_path).stat().st_size
             published = self._versions.commit(new, local_path, length, self._options)
         finally:
             Path(local_path).unlink(missing_ok=True)
         self._head, self._families = published, batch.column_families
-        self.table = self.table.apply(ArrowRun([arrow]), num_keys)
+        self.table = self.table.apply(ArrowRun(batches), num_keys)
         if len(self.table.runs) > MAX_RUNS:
             # The batch is durable, whether its rows are read from a new view or from these runs.
             with suppress(StateStoreError):

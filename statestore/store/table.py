@@ -16,8 +16,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statestore.codec.merge import merge_rows, merge_runs
-from statestore.codec.rows import DELETE, MERGE, PUT, SCHEMA, from_numpy, pick, to_numpy
+from statestore.codec.merge import merge_runs, take_rows
+from statestore.codec.rows import (
+    DELETE,
+    MAX_BATCH_BYTES,
+    MERGE,
+    PUT,
+    SCHEMA,
+    parts_by_bytes,
+    pick,
+    to_numpy,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,7 +58,7 @@ class Run(Protocol):
         """Return the row of a key, or None."""
         ...
 
-    def take_prefix(self, column_family: int, prefix: bytes) -> pa.Table:
+    def take_prefix(self, column_family: int, prefix: bytes) -> list[pa.RecordBatch]:
         """Return the rows of a column family whose key begins with a prefix, in key order."""
         ...
 
@@ -105,7 +114,7 @@ class ArrowRun:
         value = self.rows.column(4)[row].as_py()
         return FoundRow(self.rows.column(2)[row].as_py(), value, self.rows.column(0)[row].as_py())
 
-    def take_prefix(self, column_family: int, prefix: bytes) -> pa.Table:
+    def take_prefix(self, column_family: int, prefix: bytes) -> list[pa.RecordBatch]:
         """Return the rows of a column family whose key begins with a prefix, in key order."""
         start = self._first_at(column_family, prefix)
         following = _after_prefix(prefix)
@@ -113,8 +122,19 @@ class ArrowRun:
             end = self._first_at(column_family + 1, b"")
         else:
             end = self._first_at(column_family, following)
-        rows = np.ascontiguousarray(self._by_key[start:end])
-        return self.rows.take(from_numpy(rows, pa.uint64()))
+        rows = self._by_key[start:end].astype(np.int64)
+        sizes = self._row_bytes()[rows]
+        return [
+            take_rows(self._batches, rows[part]) for part in parts_by_bytes(sizes, MAX_BATCH_BYTES)
+        ]
+
+    def _row_bytes(self) -> npt.NDArray[np.int64]:
+        """Return the bytes of each row's key and value."""
+        lengths = (pc.binary_length(self.rows.column(number)) for number in (3, 4))
+        sizes: list[npt.NDArray[np.int64]] = [
+            each.fill_null(0).to_numpy().astype(np.int64) for each in lengths
+        ]
+        return sizes[0] + sizes[1]
 
     def _first_at(self, column_family: int, key: bytes) -> int:
         return bisect.bisect_left(range(self.rows.num_rows), (column_family, key), key=self._key_at)
@@ -135,12 +155,12 @@ class ViewRun:
         found = self._view.get(column_family, key)
         return None if found is None else FoundRow(PUT, found[1], found[0])
 
-    def take_prefix(self, column_family: int, prefix: bytes) -> pa.Table:
+    def take_prefix(self, column_family: int, prefix: bytes) -> list[pa.RecordBatch]:
         """Return the rows of a column family whose key begins with a prefix, in key order."""
         rows = list(self._view.scan(column_family, prefix))
         groups, keys, values = zip(*rows, strict=True) if rows else ((), (), ())
         constant = ([column_family] * len(rows), [PUT] * len(rows))
-        return pa.table([groups, *constant, keys, values], schema=SCHEMA)
+        return pa.table([groups, *constant, keys, values], schema=SCHEMA).to_batches()
 
 
 def _after_prefix(prefix: bytes) -> bytes | None:
@@ -224,19 +244,18 @@ class Table:
             prefix: First bytes of the keys, empty for all.
             key_group: Only rows of this key group, None for all.
         """
-        pieces: list[pa.RecordBatch] = []
-        ages: list[int] = []
-        for age, run in enumerate(self.runs):
-            for piece in run.take_prefix(column_family, prefix).combine_chunks().to_batches():
-                if key_group is not None:
-                    piece = pick(piece, to_numpy(piece.column(0), np.uint16) == key_group)
-                pieces.append(piece)
-                ages.append(age)
-        merged = merge_rows(pieces, ages, self.max_parallelism)
-        order = pc.sort_indices(merged.column(3))
-        rows = merged.take(order)
-        for key, value in zip(rows.column(3), rows.column(4), strict=True):
-            yield key.as_py(), value.as_py()
+        runs: list[ArrowRun] = []
+        for run in self.runs:
+            pieces = run.take_prefix(column_family, prefix)
+            if key_group is not None:
+                pieces = [
+                    pick(piece, to_numpy(piece.column(0), np.uint16) == key_group)
+                    for piece in pieces
+                ]
+            runs.append(ArrowRun(pieces))
+        for rows in merge_runs(runs, None):
+            for key, value in zip(rows.column(3), rows.column(4), strict=True):
+                yield key.as_py(), value.as_py()
 
     def _rows_of(self, column_family: int, key: bytes) -> Iterator[FoundRow]:
         for run in reversed(self.runs):

@@ -5,6 +5,7 @@ from contextlib import suppress
 import pytest
 
 from statestore.checkpoint.trailers import read_delta_trailer
+from statestore.codec import arrow_batch, merge
 from statestore.codec.rows import PUT, Row, batch_from_rows
 from statestore.core.errors import (
     FencedError,
@@ -314,6 +315,49 @@ class TestAttempts:
             bench.open(version=2, checkpoint_id="0" * 32)
 
 
+MANY = {b"k%04d" % number * 100: b"%04d" % number * 500 for number in range(200)}
+
+
+class TestMoreThanOneBatch:
+    """Rows that are more than the columns of one record batch hold."""
+
+    def test_commit_of_more_than_a_batch_holds(self, bench, monkeypatch):
+        """Catches a batch that can never be committed, or read, since it is large."""
+        monkeypatch.setattr("statestore.codec.rows.MAX_BATCH_BYTES", 10_000)
+        store = bench.open()
+        batch = store.begin()
+        for key, value in MANY.items():
+            batch.put(key, value)
+
+        assert list(batch.scan()) == list(MANY.items())
+        batch.commit()
+
+        assert store.table.runs[-1].num_batches > 10
+        for of in (store, bench.open()):
+            assert list(of.scan()) == list(MANY.items())
+            assert all(of.get(key) == value for key, value in MANY.items())
+
+    def test_scan_of_more_than_a_batch_holds(self, bench, monkeypatch):
+        """Catches a scan that puts all rows that match into one record batch."""
+        store = bench.open()
+        halves = [dict(list(MANY.items())[half::2]) for half in (0, 1)]
+        for half in halves:
+            commit(store, half)
+        commit(store, merges=dict.fromkeys(halves[0], b"!"))
+        single_batch = merge._single_batch
+
+        def limited(pieces):
+            assert sum(piece.nbytes for piece in pieces) < 200_000
+            return single_batch(pieces)
+
+        monkeypatch.setattr(merge, "_single_batch", limited)
+        monkeypatch.setattr(merge.merge_runs, "__kwdefaults__", {"slice_bytes": 50_000})
+        monkeypatch.setattr("statestore.store.table.MAX_BATCH_BYTES", 50_000)
+
+        expected = MANY | {key: value + b"!" for key, value in halves[0].items()}
+        assert list(store.scan()) == sorted(expected.items())
+
+
 class TestSnapshotsAndRetention:
     """Snapshots shorten restores; retention never takes a loadable version away."""
 
@@ -330,6 +374,21 @@ class TestSnapshotsAndRetention:
 
         assert list(other.scan()) == [(b"b", b"234"), (b"c", b"5")]
         assert any_format.files_before(other) == ["snapshot", "delta"]
+
+    def test_snapshot_of_a_list_that_packs_too_well(self, any_format, monkeypatch):
+        """Catches a snapshot that no commit may write: each chain is longer than the last."""
+        monkeypatch.setattr(arrow_batch, "_UNPACKED_BYTES", 1 << 14)
+        monkeypatch.setattr(arrow_batch, "_UNPACKED_RATIO", 2)
+        store = any_format.open()
+        for _ in range(5):
+            commit(store, merges={b"a": bytes(1 << 13)})
+
+        store.snapshot()
+        commit(store, {b"b": b""})
+
+        other = any_format.open()
+        assert any_format.files_before(other) == ["snapshot"]
+        assert list(other.scan()) == [(b"a", bytes(5 << 13)), (b"b", b"")]
 
     def test_snapshot_twice_writes_once(self, bench):
         """Catches replacing a snapshot that trailers name already."""
