@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from statestore import Checkpoint, Edited, write_savepoint
-from statestore.codec import sorting
+from statestore.codec import arrow_batch, sorting
 from statestore.codec.column_family import ColumnFamily
 from statestore.codec.references import StoreName
 from statestore.codec.rows import MAX_BLOCK_BYTES, MAX_BLOCK_ROWS, PUT, SCHEMA
@@ -23,6 +23,7 @@ from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.committed_version import find_version
 from statestore.operations.copying import same_shape
 from statestore.operations.metadata_file import new_query_id, query_metadata
+from statestore.operations.reading import read
 from statestore.operations.savepoint.from_spark import FromSpark
 from statestore.operations.store_state import StoreState
 from statestore.testing.stores import schema_of
@@ -110,6 +111,48 @@ def test_every_element_is_there_in_order(
         assert made.verify(deep=True).findings == ()
 
 
+def test_key_of_many_elements_is_read_a_few_mib_at_a_time(tmp_path: Path) -> None:
+    """Catches a list whose key, repeated for each of its elements, does not fit an Arrow column."""
+    elements = [(number, "e") for number in range(3_000)]
+    lists = {("k" * 10_000, 1): elements, ("a", 1): elements[:2]}
+    path = write_checkpoint(tmp_path / "query", [{"lists": lists}])
+
+    sizes = [batch.nbytes for batch in Checkpoint(path).rows("lists").read_batches()]
+
+    assert max(sizes) < 2 * MAX_BLOCK_BYTES < sum(sizes)
+    assert keys_that_differ(Checkpoint(path), lists) == []
+
+
+def test_condition_finds_an_element_wherever_it_is_in_a_long_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches another list that is deleted where elements are decoded a part at a time."""
+    monkeypatch.setattr(read, "MAX_BLOCK_BYTES", 1_000)
+    lists = {("a", n): [(100 * n + number, "") for number in range(100)] for n in range(5)}
+    path = write_checkpoint(tmp_path / "query", [{"lists": lists}], num_partitions=1)
+
+    Checkpoint(path).edit("lists", delete="total IN (199, 350)")
+
+    assert keys_that_differ(Checkpoint(path), {("a", n): lists["a", n] for n in (0, 2, 4)}) == []
+
+
+def test_list_of_equal_elements_is_written_though_it_packs_too_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches an operation that fails on a list that unpacks to more than a reader takes."""
+    path = write_checkpoint(tmp_path / "query", [{"default": {("a", 1): (1, "")}, "lists": {}}])
+    lists = {("a", 1): [(1, "e" * 100)] * 1_000}
+    monkeypatch.setattr(arrow_batch, "_UNPACKED_BYTES", 1 << 14)
+    monkeypatch.setattr(arrow_batch, "_UNPACKED_RATIO", 2)
+
+    savepoint = write_savepoint(
+        tmp_path / "written", like=Checkpoint(path), rows={"lists": as_table(Random(1), lists)}
+    ).made
+
+    assert keys_that_differ(savepoint, lists) == []
+    assert savepoint.verify(deep=True).findings == ()
+
+
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
 def test_key_that_is_there_again_in_the_next_block_is_refused(tmp_path: Path, backend: str) -> None:
     """Catches two values of a key of which the first is lost."""
@@ -174,8 +217,11 @@ def test_join_has_every_row_of_a_key_in_format_4(tmp_path: Path, seed: int) -> N
 
 
 @pytest.mark.parametrize("lengths", [(40_000,), (16_000, 800), (8_193, 8_192, 5)])
-def test_lists_that_spark_wrote_as_avro_are_whole(tmp_path: Path, lengths: tuple[int, ...]) -> None:
-    """Catches elements that are lost where a list is decoded and encoded again."""
+def test_lists_that_spark_wrote_as_avro_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...]
+) -> None:
+    """Catches elements that are lost where a list is decoded and encoded again, part by part."""
+    monkeypatch.setattr(read, "MAX_BLOCK_BYTES", 10_000)
     schema = schema_of(n="long")
     family = ColumnFamily(
         1, "seen", schema, schema, multi_values=True, value_schemas={0: schema}, avro=True

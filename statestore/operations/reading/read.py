@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from statestore.codec.byte_ranges import bits, buffer, unpack
+from statestore.codec.byte_ranges import ByteRanges, bits, buffer, unpack
 from statestore.codec.evolution import decode_value_rows, decode_values
 from statestore.codec.key_bytes import decode_keys, key_type, split_values, value_type
-from statestore.codec.rows import from_numpy, no_rows
+from statestore.codec.rows import MAX_BLOCK_BYTES, from_numpy, no_rows, parts_by_bytes
 from statestore.operations.reading.lookup import Asked, look_up
 from statestore.operations.result import no_progress
 from statestore.operations.states import of_partitions
@@ -19,6 +20,7 @@ from statestore.operations.states import of_partitions
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 
+    from statestore.codec.byte_ranges import Int64s
     from statestore.codec.column_family import ColumnFamily
     from statestore.operations.result import Progress
     from statestore.operations.states import FoundRows
@@ -65,7 +67,12 @@ def read_batches(
         for wanted in (place.partitions, asked.partitions):
             if wanted is not None:
                 states = {name: state for name, state in states.items() if name.partition in wanted}
-    yield from _decode_all(_raw_batches(states, family, key_group, progress), family, columns)
+    raw = _raw_batches(states, family, key_group, progress)
+    yield from _run_all(
+        decode
+        for batch, partition in raw
+        for decode in _decoders(batch, family, partition, columns)
+    )
 
 
 def row_schema(family: ColumnFamily, columns: Collection[str] = COLUMNS) -> pa.Schema:
@@ -79,48 +86,60 @@ def row_schema(family: ColumnFamily, columns: Collection[str] = COLUMNS) -> pa.S
 
 
 def decode_batch(
-    batch: pa.RecordBatch,
-    family: ColumnFamily,
-    partition: int,
-    columns: Collection[str] = COLUMNS,
-) -> pa.RecordBatch:
+    batch: pa.RecordBatch, family: ColumnFamily, partition: int
+) -> Iterator[pa.RecordBatch]:
     """Decode rows of one column family and state partition into the columns of `read_batches`.
+
+    Those of a multi-value family become a row a value, in record batches of a few MiB: the key is
+    in each row.
+
+    Yields:
+        Record batches, at least one.
 
     Raises:
         CorruptionError, IncompatibleError: As `decode_keys`.
     """
-    found, num_rows = _decoded(batch.column("key"), batch.column("value"), family, columns)
-    if "partition_id" in columns:
-        found["partition_id"] = from_numpy(np.full(num_rows, partition, np.int32), pa.int32())
+    for decode in _decoders(batch, family, partition, COLUMNS):
+        yield decode()
+
+
+def _decoders(
+    batch: pa.RecordBatch, family: ColumnFamily, partition: int, columns: Collection[str]
+) -> Iterator[Callable[[], pa.RecordBatch]]:
+    """Yield what decodes rows, each function some of them, in whatever thread."""
+    keys, values = batch.column("key"), batch.column("value")
     schema = row_schema(family, columns)
-    return pa.RecordBatch.from_arrays([found[name] for name in schema.names], schema=schema)
+
+    def typed(num_rows: int, **decode: Callable[[], pa.Array[Any]]) -> pa.RecordBatch:
+        found = {name: make() for name, make in decode.items() if name in columns}
+        found["partition_id"] = from_numpy(np.full(num_rows, partition, np.int32), pa.int32())
+        return pa.RecordBatch.from_arrays([found[name] for name in schema.names], schema=schema)
+
+    if not family.multi_values:
+        yield partial(
+            typed,
+            len(keys),
+            key=partial(decode_keys, keys, family),
+            value=partial(decode_values, values, family),
+        )
+        return
+    rows, owners = split_values(values)
+    sizes = ByteRanges.of_column(keys).sizes[owners] + rows.sizes
+    for part in parts_by_bytes(sizes, MAX_BLOCK_BYTES):
+        some = ByteRanges(rows.data, rows.starts[part], rows.sizes[part])
+        yield partial(
+            typed,
+            len(some),
+            key=partial(_decode_repeated, keys, owners[part], family),
+            value=partial(decode_value_rows, some, family),
+        )
 
 
-def decode_pairs(
-    keys: pa.Array[Any], values: pa.Array[Any], family: ColumnFamily
-) -> tuple[pa.Array[Any], pa.Array[Any]]:
-    """Decode keys and values; those of a multi-value family become a row a value."""
-    found, _ = _decoded(keys, values, family, COLUMNS)
-    return found["key"], found["value"]
-
-
-def _decoded(
-    keys: pa.Array[Any], values: pa.Array[Any], family: ColumnFamily, columns: Collection[str]
-) -> tuple[dict[str, pa.Array[Any]], int]:
-    """Return keys and values where they are wanted, and the number of rows."""
-    decode: dict[str, Callable[[], pa.Array[Any]]] = {
-        "key": lambda: decode_keys(keys, family),
-        "value": lambda: decode_values(values, family),
-    }
-    num_rows = len(keys)
-    if family.multi_values:
-        rows, owners = split_values(values)
-        num_rows = len(owners)
-        decode = {
-            "key": lambda: decode_keys(keys, family).take(from_numpy(owners, pa.int64())),
-            "value": lambda: decode_value_rows(rows, family),
-        }
-    return {name: make() for name, make in decode.items() if name in columns}, num_rows
+def _decode_repeated(keys: pa.Array[Any], owners: Int64s, family: ColumnFamily) -> pa.Array[Any]:
+    """Decode the key of each row, where `owners` are their numbers, ascending."""
+    first, end = (int(owners[0]), int(owners[-1]) + 1) if len(owners) else (0, 0)
+    decoded = decode_keys(keys.slice(first, end - first), family)
+    return decoded.take(from_numpy(owners - first, pa.int64()))
 
 
 def decode_by_key(values: pa.Array[Any], family: ColumnFamily) -> pa.Array[Any]:
@@ -151,9 +170,7 @@ def _raw_batches(
         progress(before, total)
 
 
-def _decode_all(
-    batches: Iterator[tuple[pa.RecordBatch, int]], family: ColumnFamily, columns: Collection[str]
-) -> Iterator[pa.RecordBatch]:
+def _run_all(decoders: Iterator[Callable[[], pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
     """Decode in threads while the next batches are read, in order and a few at a time.
 
     They are read in a thread, too: while the caller writes those that it was given.
@@ -163,10 +180,10 @@ def _decode_all(
         ThreadPoolExecutor(1, thread_name_prefix="statestore-read") as reader,
     ):
         waiting: list[Future[pa.RecordBatch]] = []
-        ahead = reader.submit(next, batches, None)
-        while (found := ahead.result()) is not None:
-            ahead = reader.submit(next, batches, None)
-            waiting.append(pool.submit(decode_batch, found[0], family, found[1], columns))
+        ahead = reader.submit(next, decoders, None)
+        while (decode := ahead.result()) is not None:
+            ahead = reader.submit(next, decoders, None)
+            waiting.append(pool.submit(decode))
             if len(waiting) > 2 * NUM_THREADS:
                 yield waiting.pop(0).result()
         for future in waiting:

@@ -36,7 +36,7 @@ from statestore.core.key_groups import (
 from statestore.io.local import named_errors
 from statestore.operations.full_state import states_at_once, write_full_state
 from statestore.operations.passes import Pass
-from statestore.operations.reading.read import decode_pairs
+from statestore.operations.reading.read import decode_batch
 from statestore.operations.rehashing import not_where_they_belong, rehash
 from statestore.operations.rows_by_partition import RowsByPartition
 from statestore.operations.spark_states import find_versions, state_of
@@ -236,7 +236,9 @@ def _own_rows(given: StoreState, work: Work) -> Iterator[pa.RecordBatch]:
                 yield batch
             else:
                 name = given.store.name
-                yield _encoded(batch, before[number], after[number], name, given.max_parallelism)
+                yield from _encoded(
+                    batch, before[number], after[number], name, given.max_parallelism
+                )
 
     with (
         named_errors("sort rows in the scratch directory", work.scratch_directory),
@@ -271,15 +273,16 @@ def _encoded(
     after: ColumnFamily,
     store: str,
     max_parallelism: int,
-) -> pa.RecordBatch:
-    keys, values = decode_pairs(batch.column(3), batch.column(4), before)
-    encoded = encode_keys(keys, after)
-    count = len(encoded)
-    columns = [
-        from_numpy(compute_key_groups(encoded, store, after, max_parallelism), pa.uint16()),
-        from_numpy(np.full(count, after.id, np.uint16), pa.uint16()),
-        from_numpy(np.full(count, MERGE if after.multi_values else PUT, np.uint8), pa.uint8()),
-        encoded,
-        encode_values(values, after),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+) -> Iterator[pa.RecordBatch]:
+    op = MERGE if after.multi_values else PUT
+    for rows in decode_batch(batch, before, partition=0):
+        encoded = encode_keys(rows.column("key"), after)
+        count = len(encoded)
+        columns = [
+            from_numpy(compute_key_groups(encoded, store, after, max_parallelism), pa.uint16()),
+            from_numpy(np.full(count, after.id, np.uint16), pa.uint16()),
+            from_numpy(np.full(count, op, np.uint8), pa.uint8()),
+            encoded,
+            encode_values(rows.column("value"), after),
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=SCHEMA)

@@ -153,8 +153,12 @@ class Gone:
     def _fulfil(
         self, rows: pa.RecordBatch, family: ColumnFamily, condition: Condition
     ) -> npt.NDArray[np.int64]:
-        found = condition.rows(decode_batch(rows, family, self._partition))
+        found, num_before = [], 0
+        for part in decode_batch(rows, family, self._partition):
+            found.append(num_before + condition.rows(part))
+            num_before += part.num_rows
+        fulfilling = np.concatenate(found)
         if not family.multi_values:
-            return found
+            return fulfilling
         _, owners = split_values(rows.column(4))
-        return np.unique(owners[found])
+        return np.unique(owners[fulfilling])
