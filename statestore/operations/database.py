@@ -18,6 +18,9 @@ _CONFIG: dict[str, Any] = {
     "python_enable_replacements": False,
 }
 
+OUT_ROWS = 64
+"""Rows of a batch that comes out: rows may be wide, and a column of a batch holds 2 GiB at most.
+`gather` puts batches of narrow rows together."""
 QUERY_INTERRUPTED = "Query interrupted"
 """Text of the RuntimeError by which DuckDB ends at a signal, whatever its handler raised."""
 _PARSE = "SELECT json_serialize_sql(?, skip_null := true, skip_empty := true, skip_default := true)"

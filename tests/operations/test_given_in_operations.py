@@ -26,6 +26,7 @@ from statestore.core.clock import SystemClock
 from statestore.core.errors import InvalidArgumentError, NotFoundError, StateStoreError
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.trial.rule import Rule, compare_state
+from statestore.operations.writing.given import rows_of
 from statestore.ui.answers import follow_key
 from tests.checkpoints import write_checkpoint
 from tests.operations import given
@@ -355,6 +356,19 @@ def test_sql_runs_in_utc_and_reaches_no_file(users: str, tmp_path: Path) -> None
     for other in (f"SELECT * FROM '{tmp_path}/rows.csv'", "SELECT * FROM batches"):
         with pytest.raises(InvalidArgumentError, match="the SQL cannot be run"):
             Checkpoint(users).transform(tmp_path / "other", {0: other})
+
+
+def test_wide_rows_that_sql_makes_come_a_few_at_a_time(tmp_path: Path) -> None:
+    """Catches wide rows that are asked of DuckDB together, and are more than one column holds."""
+    stored = pa.record_batch({"n": list(range(300))})
+
+    made = rows_of(
+        "SELECT n, repeat('x', 100000) AS text FROM state", lambda: iter([stored[:0], stored])
+    )
+    batches = list(made.batches(str(tmp_path)))
+
+    assert max(batch.nbytes for batch in batches) < 16 << 20
+    assert [n for batch in batches for n in batch["n"].to_pylist()] == list(range(300))
 
 
 @pytest.mark.parametrize(

@@ -464,6 +464,15 @@ def test_a_table_that_is_larger_than_the_memory_streams(wide: str) -> None:
     assert num_rows == 12_000
 
 
+def test_wide_rows_come_a_few_at_a_time(hostile: str) -> None:
+    """Catches wide rows that are asked of DuckDB together, and are more than one column holds."""
+    sql = "SELECT repeat('x', 100000) AS text FROM range(300)"
+
+    sizes = [batch.nbytes for batch in Checkpoint(hostile).sql(sql).read_batches()]
+
+    assert max(sizes) < 16 << 20 < sum(sizes)
+
+
 def test_what_is_larger_than_the_memory_goes_to_the_disk(wide: str) -> None:
     """Catches a query that fails where it has to hold more than the memory."""
     sql = "SELECT count(*) AS n FROM (SELECT DISTINCT value.note FROM state)"

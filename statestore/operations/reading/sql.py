@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from statestore.checkpoint.pins import pinned
-from statestore.codec.rows import no_rows
+from statestore.codec.rows import MAX_BLOCK_BYTES, no_rows
+from statestore.codec.sorting import gather
 from statestore.codec.spark_types import distinct_names
 from statestore.core.errors import InvalidArgumentError, StateStoreError
 from statestore.core.ids import RandomIds
 from statestore.io.local import is_disk_full
-from statestore.operations.database import check_words, nodes_of, open_database, parsed
+from statestore.operations.database import OUT_ROWS, check_words, nodes_of, open_database, parsed
 from statestore.operations.reading.lookup import Asked, demand_of
 from statestore.operations.reading.names import paths_of
 from statestore.operations.reading.read import read_batches, row_schema
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
 MEMORY_LIMIT = "1GB"
 """Of DuckDB; what does not fit goes to the local disk."""
 _ITSELF = ""
-_BATCH_ROWS = 2048
-"""Rows of a batch that comes out: few, since they may be wide."""
 _SETTINGS = {"threads": 2, "preserve_insertion_order": False}
 """Rows have no order that could be kept."""
 _COLUMNS = ("partition_id", "key", "value")
@@ -109,14 +108,15 @@ def run_sql(
             pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="sql"))
             wait_for = partial(_stoppable, connection, pool)
             found = wait_for(lambda: with_short_intervals(connection.sql(sql)))
-            reader = wait_for(lambda: found.to_arrow_reader(_BATCH_ROWS))
+            reader = wait_for(lambda: found.to_arrow_reader(OUT_ROWS))
             stack.callback(reader.close)
+            batches = gather(reader, MAX_BLOCK_BYTES)
             names = distinct_names(reader.schema.names)
             schema = pa.schema(
                 [field.with_name(name) for field, name in zip(reader.schema, names, strict=True)]
             )
             yield no_rows(schema)
-            while (batch := wait_for(lambda: next(reader, None))) is not None:
+            while (batch := wait_for(lambda: next(batches, None))) is not None:
                 yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 

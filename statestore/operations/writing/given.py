@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from statestore.codec.rows import MAX_BLOCK_BYTES
+from statestore.codec.sorting import gather
 from statestore.core.errors import InvalidArgumentError, StateStoreError
 from statestore.io.local import is_disk_full
-from statestore.operations.database import check_words, open_database, parsed
+from statestore.operations.database import OUT_ROWS, check_words, open_database, parsed
 from statestore.operations.reading.sql_types import with_short_durations, with_short_intervals
 from statestore.operations.writing.columns import SIDES, FamilyColumns, decide_family
 from statestore.operations.writing.rows_from_file import RowsFile
@@ -245,7 +247,8 @@ class _Sql(GivenRows):
             open_database(directory, **_SETTINGS) as connection,
         ):
             try:
-                yield from self._run(connection, first.schema, _noting(batches, failed))
+                made = self._run(connection, first.schema, _noting(batches, failed))
+                yield from gather(made, MAX_BLOCK_BYTES)
             except (InvalidArgumentError, pa.ArrowException, OSError) as error:
                 if failed:
                     raise failed[0] from error
@@ -266,7 +269,9 @@ class _Sql(GivenRows):
             connection.register("given", pa.RecordBatchReader.from_batches(schema, batches))
             connection.table("given").create(TABLE)
             check_words(parsed(connection, self.sql), self.sql)
-            return as_reader(with_short_intervals(connection.sql(self.sql)))
+            found = with_short_intervals(connection.sql(self.sql))
+            reader: pa.RecordBatchReader = found.to_arrow_reader(OUT_ROWS)
+            return reader
         except duckdb.Error as error:
             raise self._refused(error, schema) from error
 
