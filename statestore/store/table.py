@@ -123,11 +123,12 @@ class ArrowRun:
         else:
             end = self._first_at(column_family, following)
         rows = self._by_key[start:end].astype(np.int64)
-        sizes = self._row_bytes()[rows]
+        sizes = self._row_bytes[rows]
         return [
             take_rows(self._batches, rows[part]) for part in parts_by_bytes(sizes, MAX_BATCH_BYTES)
         ]
 
+    @cached_property
     def _row_bytes(self) -> npt.NDArray[np.int64]:
         """Return the bytes of each row's key and value."""
         lengths = (pc.binary_length(self.rows.column(number)) for number in (3, 4))
