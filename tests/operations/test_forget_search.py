@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from statestore.operations.forget.values import ValueSearch, key_columns
+from statestore.operations.forget import values
+from statestore.operations.forget.values import Values, ValueSearch, key_columns
 
 ANN = "ann@example.org"
 
@@ -136,3 +137,18 @@ def test_times_say_nothing_alone_in_a_key_of_several_columns() -> None:
     assert found(only, pa.StructArray.from_arrays([window], names=["window"])) == [
         ("value.window.start", "found")
     ]
+
+
+def test_columns_of_very_many_names_share_what_is_looked_for(monkeypatch: Any) -> None:
+    """Catches a copy of all keys for each name of a column, which filled the memory."""
+    made = []
+    monkeypatch.setattr(values, "Values", lambda texts: made.append(1) or Values(texts))
+    names = [*(f"column_{number}" for number in range(100)), "user_id"]
+    column = pa.StructArray.from_arrays([pa.array(["a"]) for _ in names], names=names)
+
+    places = found({"user_id": pa.array(["a"])}, column)
+
+    assert places == [
+        (f"value.{name}", "found" if name == "user_id" else "maybe") for name in names
+    ]
+    assert len(made) == 4  # found and maybe, of columns of the key's name and of others

@@ -118,3 +118,20 @@ def test_needles_are_words_though_others_begin_or_overlap_them(num_others: int) 
 
         assert found == (words.search(hay) is not None), (needles, hay)
         assert Needles(needles | others).is_in(memoryview(hay)) == any(n in hay for n in needles)
+
+
+def test_lookups_of_needles_do_not_depend_on_how_many_lengths_there_are() -> None:
+    """Catches a lookup for each length at each place, which made a search of logs take hours."""
+    asked = []
+
+    class Counting(frozenset[bytes]):
+        def __contains__(self, needle: object) -> bool:
+            asked.append(needle)
+            return super().__contains__(needle)
+
+    begins = [b"%04d" % number for number in range(500)]
+    found = Needles(begin + b"x" * (number + 1) for number, begin in enumerate(begins))
+    found._needles = Counting(found._needles)
+
+    assert not found.is_in(memoryview(b" ".join(begins)))
+    assert len(asked) == len(begins)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,7 +38,11 @@ class Needles:
             found = b"|".join(map(re.escape, sorted(self._needles)))
             # Of a needle that begins another one the longer is tried as well.
             self._pattern = re.compile(b"(?:%s)%s" % (found, _END if are_words else b""))
-        self._lengths = sorted({len(needle) for needle in self._needles})
+        # There may be very many lengths, but few of needles that begin alike.
+        self._lengths = {
+            begin: tuple({*map(len, of)})
+            for begin, of in groupby(sorted(self._needles), lambda one: one[:MIN_BYTES])
+        }
         self._begins = np.zeros(0, bool)
         if len(self._needles) > _FEW:
             self._begins = np.zeros(1 << _TABLE_BITS, bool)
@@ -58,7 +63,7 @@ class Needles:
             bytes(data[start : start + length]) in self._needles
             and self._is_whole(data, start, start + length)
             for start in self._candidates(data)
-            for length in self._lengths
+            for length in self._lengths.get(bytes(data[start : start + MIN_BYTES]), ())
         )
 
     def _candidates(self, data: memoryview) -> Iterator[int]:

@@ -280,7 +280,8 @@ class ValueSearch:
 
     def __init__(self, columns: Iterable[KeyColumn]) -> None:
         self._columns = tuple(columns)
-        self._known: dict[tuple[str, bool], tuple[Values, Values]] = {}
+        self._known: dict[tuple[bool, ...], tuple[Values, Values]] = {}
+        """By which columns of the key a column is: of names there may be very many."""
 
     def find(
         self, column: Any, path: str, skipped: Iterable[str] = (), *, is_other: bool = False
@@ -304,13 +305,15 @@ class ValueSearch:
                 yield at, "maybe"
 
     def _values(self, name: str, is_other: bool) -> tuple[Values, Values]:
-        if (name, is_other) not in self._known:
+        are_same = tuple(
+            is_other if is_nameless(name) or is_nameless(of.name) else name == of.name
+            for of in self._columns
+        )
+        if are_same not in self._known:
             sure: set[bytes] = set()
             every: set[bytes] = set()
-            for of in self._columns:
-                has_no_name = is_nameless(name) or is_nameless(of.name)
-                is_same = is_other if has_no_name else name == of.name
+            for of, is_same in zip(self._columns, are_same, strict=True):
                 sure |= of.texts if is_same else of.telling
                 every |= of.texts
-            self._known[name, is_other] = Values(sure), Values(every - sure)
-        return self._known[name, is_other]
+            self._known[are_same] = Values(sure), Values(every - sure)
+        return self._known[are_same]
