@@ -25,6 +25,7 @@ from statestore.core.errors import (
 from statestore.core.options import StateStoreOptions
 from statestore.io.memory import MemoryFileIO
 from statestore.operations.metadata_file import metadata_fields
+from statestore.operations.upkeep import retained_savepoints
 from tests.cases_of_ci import IS_LONG
 from tests.checkpoints import OPTIONS, files_below, make_query, query_of, read_rows, restore
 from tests.fault_io import Fault, FaultFileIO
@@ -154,8 +155,8 @@ def test_a_savepoint_is_whole_whatever_call_is_the_last(tmp_path):
         if not call.endswith(".pin"):  # without which it goes on
             (reads if call.startswith(("read", "list", "fetch")) else writes).append(index)
     assert len(writes) > 20
-    # Not the first: what is above the directory need not be readable.
-    faults = [(index, False) for index in (*(writes if IS_LONG else writes[::2]), *reads[1::20])]
+    # None of what is above a directory, which need not be readable.
+    faults = [(index, False) for index in (*(writes if IS_LONG else writes[::2]), *reads[2::20])]
     for index, happens in [*faults, *((index, True) for index in writes[::5])]:
         clock = ManualClock(START_MS)
         io = FaultFileIO(MemoryFileIO(tempfile.mkdtemp(dir=tmp_path), clock))
@@ -238,6 +239,29 @@ def test_savepoint_is_taken_beside_what_cannot_be_deleted(tmp_path, monkeypatch)
 
     (taken,) = query.there() - before
     assert query.at(taken, Savepoint).verify(deep=True).ok
+
+
+def test_a_run_lists_no_savepoint_that_is_whole_or_half_deleted(tmp_path, monkeypatch):
+    """Catches a run that costs as many requests as the savepoints have files, twice."""
+    clock = ManualClock(START_MS)
+    io = FaultFileIO(MemoryFileIO(tempfile.mkdtemp(dir=tmp_path), clock))
+    query = at_rest(tmp_path, io, clock)
+    whole = query.retain().kept
+    assert len(whole) == 3
+    mark = metadata_fields(unfinished="delete").encode()
+    io.write(f"{LEFT}/metadata", mark, sync=False, overwrite=True)
+    io.write(f"{LEFT}/state/0/0/1.delta.arrows", b"", sync=False, overwrite=True)
+    read, reads = retained_savepoints.read_savepoint, []
+    monkeypatch.setattr(
+        retained_savepoints, "read_savepoint", lambda *of: reads.append(of) or read(*of)
+    )
+    io.arm(None)
+
+    result = query.retain()
+
+    assert (result.kept, result.left_over, query.there()) == (whole, (LEFT,), {*whole})
+    assert [call for call in io.trace if call.startswith("list_tree savepoint-")] == []
+    assert len(reads) == 3 * len(whole) + 1  # before, afterwards, and for the status
 
 
 def test_an_empty_directory_goes_when_its_name_is_old(tmp_path):

@@ -28,7 +28,7 @@ from statestore.core.json_fields import MalformedError, parse_fields
 from statestore.core.text import format_bytes, format_fields
 from statestore.io.local import temporary_directory
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.metadata_file import unfinished_operation
+from statestore.operations.metadata_file import DELETE, unfinished_operation
 from statestore.operations.new_directory import check_beside, delete_directory
 from statestore.operations.result import Change, Result
 from statestore.operations.savepoint.find import FoundSavepoint
@@ -168,15 +168,15 @@ def retain_savepoint(
     """
     attempt = _Attempt(place, directory, retention)
     try:
-        attempt.check()
+        there = attempt.check()
     except StateStoreError as error:
         if not dry_run:
             attempt.renew(str(error))
         raise
     if dry_run:
-        return attempt.plan()
+        return attempt.plan(there)
     try:
-        result = attempt.run(progress)
+        result = attempt.run(there, progress)
     except Exception as error:
         attempt.tell(error=str(error))
         raise
@@ -194,13 +194,13 @@ class _Attempt:
         self._retention = retention
         self._now_ms = directory.clock.now_ms()
 
-    def check(self) -> None:
-        """Check that the directory may have savepoints, before anything is written there."""
+    def check(self) -> list[FoundSavepoint]:
+        """Check that the directory may have savepoints, and return those there, oldest first."""
         with open_checkpoint(self._place) as checkpoint:
             io, path = self._open(checkpoint, self._uri)
             check_beside(io, path, self._uri, self._place.uri)
             self._check_status(io, path)
-            self._there(checkpoint)
+            return self._there(checkpoint)
 
     def _check_status(self, io: TreeFileIO, path: str) -> None:
         """Check that the status replaces no file of somebody else's."""
@@ -216,10 +216,9 @@ class _Attempt:
                 to_fix="name a directory of this query's own",
             ) from error
 
-    def plan(self) -> RetainedSavepoints:
-        """Return what it would do."""
+    def plan(self, there: list[FoundSavepoint]) -> RetainedSavepoints:
+        """Return what it would do, with what `check` has found."""
         with open_checkpoint(self._place) as checkpoint:
-            there = self._there(checkpoint)
             taken, state_bytes, version = None, 0, there[-1].savepoint.version if there else 0
             if self._is_new(checkpoint, there):
                 would = take_savepoint(
@@ -227,7 +226,7 @@ class _Attempt:
                 )
                 taken, state_bytes, version = would.target, would.size_bytes, would.version
             doomed = self._doomed([*there, *([None] if taken else [])])
-            left_over = self._left_over(checkpoint)
+            left_over = self._left_over(checkpoint, there)
         kept = [one.uri for one in there if one not in doomed]
         return RetainedSavepoints(
             source=self._place.uri,
@@ -241,14 +240,13 @@ class _Attempt:
             done=False,
         )
 
-    def run(self, progress: Progress | None) -> RetainedSavepoints:
-        """Do it."""
+    def run(self, before: list[FoundSavepoint], progress: Progress | None) -> RetainedSavepoints:
+        """Do it, with what `check` has found."""
         taken = None
         with open_checkpoint(self._place) as checkpoint:
-            before = self._there(checkpoint)
             is_new = self._is_new(checkpoint, before)
             # First: what a killed attempt left may be what the next one has no space for.
-            left_over = self._left_over(checkpoint)
+            left_over = self._left_over(checkpoint, before)
             with suppress(StateStoreError):  # it is tried again when the new one is there
                 self._delete(checkpoint, left_over)
         if is_new:
@@ -262,7 +260,8 @@ class _Attempt:
             # Of two runs at once, either would delete what the other has just taken.
             doomed = [one for one in self._doomed([*there]) if one in before]
             self._check_whole(there[-1].uri)
-            self._delete(checkpoint, [one.uri for one in doomed] + self._left_over(checkpoint))
+            left_over_now = self._left_over(checkpoint, there)
+            self._delete(checkpoint, [one.uri for one in doomed] + left_over_now)
         return RetainedSavepoints(
             source=self._place.uri,
             directory=self._uri,
@@ -390,21 +389,27 @@ class _Attempt:
             if one is not None and (one not in stays or one.savepoint.created_ms < oldest_ms)
         ]
 
-    def _left_over(self, checkpoint: OpenCheckpoint) -> list[str]:
-        """Return the directories that killed attempts have begun, or begun to delete."""
+    def _left_over(self, checkpoint: OpenCheckpoint, whole: list[FoundSavepoint]) -> list[str]:
+        """Return the directories that killed attempts have begun, or begun to delete.
+
+        Savepoints that were found whole are none, and large: their files are not listed.
+        """
         idle_ms = self._now_ms - _IDLE_MS
         found = []
-        for name in self._names(checkpoint):
-            io, path = self._open(checkpoint, f"{self._uri}/{name}")
+        uris = (f"{self._uri}/{name}" for name in self._names(checkpoint))
+        for uri in sorted({*uris}.difference(one.uri for one in whole)):
+            io, path = self._open(checkpoint, uri)
             operation = unfinished_operation(io, path)
-            files = io.list_tree(path)
-            if any(not is_temporary(file.name) for file in files):
+            files = [] if operation == DELETE else io.list_tree(path)
+            if operation == DELETE:
+                is_left = True
+            elif any(not is_temporary(file.name) for file in files):
                 is_idle = max(file.modified_ms for file in files) < idle_ms
-                is_left = operation == "delete" or (operation == "savepoint" and is_idle)
+                is_left = operation == "savepoint" and is_idle
             else:  # killed before its first file, or after the last one was deleted
-                is_left = name < _name_at(idle_ms)
+                is_left = uri < f"{self._uri}/{_name_at(idle_ms)}"
             if is_left:
-                found.append(f"{self._uri}/{name}")
+                found.append(uri)
         return found
 
     def _delete(self, checkpoint: OpenCheckpoint, uris: list[str]) -> None:
