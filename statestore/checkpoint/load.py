@@ -335,6 +335,7 @@ def reach_back(
     Raises:
         NotFoundError, CorruptionError, StorageError: As `deltas_since`.
     """
+    behind: list[FileRef] = []  # from the last on
     while True:
         summaries = (
             index
@@ -343,12 +344,13 @@ def reach_back(
         )
         index = max(summaries, default=None)
         if index is None:
-            return refs
+            return (*refs, *reversed(behind))
+        behind += reversed(refs[index + 1 :])
+        # The last of them is a delta, so a summary among them has its follower there.
         if files_before is None:
-            before = files_before_summary(location, refs, index, None)
+            refs = files_before_summary(location, refs, index, None)
         else:
-            before = files_before(refs, index)
-        refs = (*before, *refs[index + 1 :])
+            refs = files_before(refs, index)
 
 
 def own_deltas(refs: tuple[FileRef, ...], oldest: int) -> tuple[FileRef, ...]:

@@ -20,7 +20,7 @@ Behind a hole in the lineage nothing goes. A pinned version is retained as well.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import REPLAYED, is_temporary, parse_state_file_name
@@ -87,9 +87,7 @@ class KnownDeltas:
             found = read_delta_trailer(location, parent.version, checkpoint_id)
         check_parent(found.trailer, parent, location.path(found.ref.path))
         if info is not None and info.name == found.ref.path:
-            # What a cleanup asks of a version is small; this is most of a trailer's memory.
-            lean = replace(found.trailer, key_group_rows=None, column_families=())
-            self._known[info] = PublishedFile(found.ref, lean)
+            self._known[info] = found.lean
         return found
 
 

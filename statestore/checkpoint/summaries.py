@@ -58,7 +58,7 @@ class Summaries:
     def add(self, summary: PublishedFile) -> None:
         """Take in a summary that was published."""
         with self._lock:
-            self._known[summary.ref.path] = summary
+            self._known[summary.ref.path] = summary.lean
 
     def leave_out(self, names: Iterable[str]) -> None:
         """Name some summaries no more: their files are about to be deleted."""
@@ -100,7 +100,14 @@ class Summaries:
         # The newest replaces most. One that is made of others fits only where those are named.
         found.sort(key=lambda file: (file.ref.version, file.ref.kind == "snapshot"), reverse=True)
         while True:
-            shorter = next((s for s in (_put(file, chain) for file in found) if s), None)
+            named = {ref.path for ref in chain}
+            may_fit = (
+                file
+                for file in found
+                if file.trailer.kind == "snapshot"
+                or named.issuperset(ref.path for ref in file.trailer.files)
+            )
+            shorter = next((s for s in (_put(file, chain) for file in may_fit) if s), None)
             if shorter is None:
                 return chain
             chain = shorter
@@ -174,7 +181,7 @@ class Summaries:
             if name in self._known:
                 return self._known[name]
         try:
-            found = read_trailer(self._location, name)
+            found = read_trailer(self._location, name).lean
         except NotFoundError:
             return None
         except (CorruptionError, IncompatibleError) as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import (
@@ -48,6 +48,12 @@ class PublishedFile:
     def chain(self) -> tuple[FileRef, ...]:
         """The files that the trailer names and the file itself, oldest first."""
         return (*self.trailer.files, self.ref)
+
+    @property
+    def lean(self) -> PublishedFile:
+        """The file without what its rows alone are read by, most of the memory of a trailer."""
+        trailer = replace(self.trailer, key_group_rows=None, column_families=())
+        return PublishedFile(self.ref, trailer)
 
 
 def read_trailer(

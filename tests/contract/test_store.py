@@ -390,6 +390,21 @@ class TestSnapshotsAndRetention:
         assert any_format.files_before(other) == ["snapshot"]
         assert list(other.scan()) == [(b"a", bytes(5 << 13)), (b"b", b"")]
 
+    def test_summaries_that_are_known_have_no_schemas(self, bench):
+        """Catches memory of an executor for the schemas of a store once more for each summary."""
+        store = bench.open()
+        commit(store, {b"a": b"1"})
+        store.snapshot()
+        summaries = store._versions._summaries
+        known = [*summaries._known.values()]
+        summaries.forget()
+        store.clean_up()
+        known += summaries._known.values()
+
+        assert [file.ref.kind for file in known] == ["snapshot"] * 2
+        assert {file.trailer.column_families for file in known} == {()}
+        assert {file.trailer.key_group_rows for file in known} == {None}
+
     def test_snapshot_twice_writes_once(self, bench):
         """Catches replacing a snapshot that trailers name already."""
         store, other = bench.open(), None

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from statestore.checkpoint import summaries as summaries_module
+from statestore.checkpoint.load import reach_back
+from statestore.checkpoint.summaries import Summaries
+from statestore.checkpoint.trailers import PublishedFile
+from statestore.codec.references import FileRef, StoreName
 from statestore.codec.rows import PUT, Row
+from statestore.codec.trailer import RowCounts, Trailer
 from tests.shim import Engine, G, RocksDBShim, Shim, in_view, rows_in_files, write_sst
 
 SHIMS = {"filesystem": Shim, "rocksdb": RocksDBShim}
@@ -254,3 +260,56 @@ def test_version_before_the_newest_stays_when_one_version_is_to_be_retained(tmp_
                 with engine(other, "reader") as reader:
                     reply = reader.call("load", **(load | {"num_partitions": None}))
                     assert in_view(reply) == expected_state(before)
+
+
+def ref_of(kind, version, attempt=A):
+    """A reference to a file of a store."""
+    name = f"{version}_{attempt}.{kind}.sst"
+    return FileRef(name, kind, version, attempt, f"{version:032x}", 1, 1)
+
+
+def merged_of(files):
+    """A merged file of some files."""
+    ref = ref_of("merged", files[-1].version, files[-1].checkpoint_id)
+    trailer = Trailer(
+        "merged", "test", StoreName(0, 0), "rocksdb", ref.version, ref.checkpoint_id, 2, None,
+        ref.lineage, files, (), RowCounts(), None, G, 1, True, (),
+    )  # fmt: skip
+    return PublishedFile(ref, trailer)
+
+
+def test_summaries_of_files_that_a_chain_does_not_have_are_not_tried(monkeypatch):
+    """Catches a commit that takes the longer, the more summaries of other attempts there are."""
+    chain = tuple(ref_of("delta", version) for version in range(1, 101))
+    others = tuple(ref_of("delta", version, B) for version in range(1, 101))
+    summaries = Summaries(None)
+    for start in range(92):
+        summaries.add(merged_of(others[start : start + 8]))
+    small, large = merged_of(chain[8:16]), merged_of((merged_of(chain[8:16]).ref, *chain[16:24]))
+    summaries.add(large)
+    put, tried = summaries_module._put, []
+    monkeypatch.setattr(summaries_module, "_put", lambda *of: tried.append(of) or put(*of))
+
+    assert summaries.shorten(chain) == chain
+    assert tried == []
+    summaries.add(small)
+    assert summaries.shorten(chain) == (*chain[:8], large.ref, *chain[24:])
+    assert len(tried) == 2
+
+
+def test_files_of_a_chain_are_read_once_however_many_summaries_are_behind_each_other():
+    """Catches a cleanup that takes the square of the summaries that are retained."""
+    num_given = []
+
+    def files_before(refs, index):
+        num_given.append(len(refs))
+        version = refs[index].version
+        older = [ref_of("snapshot", version - 1)] if version > 1 else []
+        return (*older, ref_of("delta", version))
+
+    chain = (ref_of("snapshot", 200), ref_of("delta", 201), ref_of("delta", 202))
+
+    deltas = tuple(ref_of("delta", version) for version in range(1, 203))
+    assert reach_back(None, chain, 1, files_before) == deltas
+    assert reach_back(None, chain, 100, files_before) == (ref_of("snapshot", 99), *deltas[99:])
+    assert max(num_given) == 3
