@@ -69,19 +69,27 @@ class Batch:
         self._base = store.table
         self._version = store.version
         self._attempt = store.checkpoint_id
-        self.rows: dict[tuple[int, bytes], Row] = {}
-        """The staged rows by (column family, key)."""
+        self._rows: dict[tuple[int, bytes], Row] = {}
+        self._pieces: dict[tuple[int, bytes], list[bytes]] = {}
+        """Values of rows that were appended to, which are joined when they are read."""
         self._is_done = False
         self.column_families = store.column_families
         self.checkpoint_id = checkpoint_id
         self.is_rescalable = True
         """Whether every key group was given and belongs to the store's state partition."""
 
+    @property
+    def rows(self) -> dict[tuple[int, bytes], Row]:
+        """The staged rows by (column family, key)."""
+        for place in [*self._pieces]:
+            self._row(place)
+        return self._rows
+
     def get(self, key: bytes, column_family: str = "default") -> bytes | None:
         """Return the value of a key as this batch would leave it; errors as `Store.get`."""
         self._check_open()
         family = family_id(self.column_families, column_family)
-        row = self.rows.get((family, key))
+        row = self._row((family, key))
         if row is None:
             return self._base.get(family, key)
         if row.op == MERGE:
@@ -183,7 +191,13 @@ class Batch:
     def abort(self) -> None:
         """Drop every write of the batch. Aborting a finished batch is harmless."""
         self._is_done = True
-        self.rows.clear()
+        self._rows.clear()
+        self._pieces.clear()
+
+    def _row(self, place: tuple[int, bytes]) -> Row | None:
+        if (pieces := self._pieces.pop(place, None)) is not None:
+            self._rows[place] = replace(self._rows[place], value=b"".join(pieces))
+        return self._rows.get(place)
 
     def _stage(
         self, op: int, key: bytes, value: bytes | None, key_group: int | None, column_family: str
@@ -197,18 +211,19 @@ class Batch:
                 to_fix="give bytes; delete a key that is to have no value",
             )
         family = family_id(self.column_families, column_family)
-        staged = self.rows.get((family, key))
+        staged = self._rows.get((family, key))
         known = staged.key_group if staged else self._base.key_group_of(family, key)
         self._require_key_group(key, key_group, known)
         if op == DELETE and known is None:
             return
         group = self._resolve_key_group(key, key_group if known is None else known)
-        row = Row(group, family, op, key, value)
         if op == MERGE and staged is not None:
-            is_appended = staged.op in (PUT, MERGE)
-            joined = (staged.value or b"") + (value or b"")
-            row = replace(row, op=staged.op if is_appended else PUT, value=joined)
-        self.rows[family, key] = row
+            if staged.op != DELETE:
+                self._pieces.setdefault((family, key), [staged.value or b""]).append(value or b"")
+                return
+            op = PUT
+        self._pieces.pop((family, key), None)
+        self._rows[family, key] = Row(group, family, op, key, value)
 
     def _require_key_group(self, key: bytes, asked: int | None, known: int | None) -> None:
         if asked is not None and not (

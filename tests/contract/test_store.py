@@ -107,6 +107,37 @@ class TestReadsAndWrites:
         assert bench.open().get(b"k") == b"34"
         assert bench.open(version=2).get(b"k") == b"12"
 
+    def test_merge_copies_no_value_that_was_appended_before(self, bench):
+        """Catches a batch that takes the square of the appends to one key."""
+
+        class Piece(bytes):
+            def __radd__(self, before):
+                joined.append(before)
+                return bytes(before) + bytes(self)
+
+        joined: list[bytes] = []
+        batch = bench.open().begin()
+        batch.put(b"a", b"0")
+        for number in range(1, 200):
+            batch.merge(b"a", Piece(b",%d" % number))
+            batch.merge(b"b", Piece(b",%d" % number))
+        assert joined == []
+        pieces = b"".join(b",%d" % number for number in range(1, 200))
+        assert (batch.get(b"a"), batch.get(b"a")) == (b"0" + pieces, b"0" + pieces)
+        batch.merge(b"a", b".")
+        batch.merge(b"c", b"gone")
+        batch.merge(b"c", b"gone")
+        batch.put(b"c", b"1")
+        batch.merge(b"c", b"2")
+        batch.merge(b"d", b"gone")
+        batch.merge(b"d", b"gone")
+        batch.delete(b"d")
+        rows = [(b"a", b"0" + pieces + b"."), (b"b", pieces), (b"c", b"12")]
+        assert list(batch.scan()) == rows
+        batch.commit()
+
+        assert list(bench.open().scan()) == rows
+
     def test_delete_then_merge_in_one_batch_forgets_the_old_value(self, bench):
         """Catches a merge reaching over a delete of the same batch."""
         store = bench.open()
