@@ -6,7 +6,7 @@ import posixpath
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -547,26 +547,28 @@ class OpenCheckpoint(QueryLogs):
             for store, head in zip(stores, found, strict=True)
             if isinstance(head, PublishedFile)
         }
+        # There may be as many stores without state as state partitions.
+        has_one = cache(lambda operator, name: self._is_single(operator, name, heads, version))
         for store, head in zip(stores, found, strict=True):
-            if isinstance(head, NotFoundError) and not self._is_single(store, heads, version):
+            if isinstance(head, NotFoundError) and not has_one(store.operator, store.name):
                 raise head
             if isinstance(head, PublishedFile) and head.trailer.num_partitions != num_partitions:
                 raise self.not_pinned(version, NUM_PARTITIONS_KEY, head.trailer.num_partitions)
         return heads
 
     def _is_single(
-        self, store: StoreName, heads: Mapping[StoreName, PublishedFile], version: int
+        self, operator: int, name: str, heads: Mapping[StoreName, PublishedFile], version: int
     ) -> bool:
         """Return whether an operator has state in state partition 0 only, and has it there."""
         of = {
             found.partition: head.trailer
             for found, head in heads.items()
-            if (found.operator, found.name) == (store.operator, store.name)
+            if (found.operator, found.name) == (operator, name)
         }
-        ids = self.commit_entry(version - 1).checkpoint_ids.get(str(store.operator))
+        ids = self.commit_entry(version - 1).checkpoint_ids.get(str(operator))
         if ids is not None:
             return of.keys() == {0} and len(ids) == 1
-        return bool(of) and is_single(store.name, of[min(of)].column_families, of)
+        return bool(of) and is_single(name, of[min(of)].column_families, of)
 
     def _head_or_error(self, store: StoreName, version: int) -> PublishedFile | NotFoundError:
         try:

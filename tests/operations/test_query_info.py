@@ -13,8 +13,10 @@ from statestore.core.clock import ManualClock, SystemClock
 from statestore.core.ids import RandomIds
 from statestore.core.process import find_process
 from statestore.io.local import LocalFileIO
+from statestore.operations.checkpoint import OpenCheckpoint, open_checkpoint
 from statestore.testing.checkpoints import MadeCheckpoint
-from tests.seams import at
+from tests.checkpoints import GLOBAL_AGGREGATION, query_of
+from tests.seams import at, place_of
 
 SPARK = Path(__file__).resolve().parents[1] / "golden" / "spark"
 NOW_MS = 1_700_000_000_000
@@ -277,3 +279,18 @@ def test_a_look_reads_a_few_small_files_however_many_state_partitions(tmp_path):
         costs.append(len(io.asked))
     assert costs[0] == costs[1]
     assert costs[0] < 20
+
+
+def test_operator_of_one_state_partition_is_found_out_once(tmp_path, monkeypatch):
+    """Catches a look at every store for each state partition without state: their square."""
+    query = query_of(tmp_path / "query", operators=(GLOBAL_AGGREGATION,), num_partitions=9)
+    query.run_batch({"a": "b"})
+    is_single, asked = OpenCheckpoint._is_single, []
+    monkeypatch.setattr(
+        OpenCheckpoint, "_is_single", lambda *of: asked.append(of) or is_single(*of)
+    )
+
+    with open_checkpoint(place_of(query.path)) as checkpoint:
+        assert [store.partition for store in checkpoint.heads(1)] == [0]
+
+    assert len(asked) == 1
