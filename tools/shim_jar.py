@@ -159,12 +159,12 @@ def _py4j() -> dict[str, bytes]:
 
 
 def _digest(minor: str, entries: Iterable[tuple[str, bytes]]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.sha256()
     digest.update(f"{release_of(minor)} {SCALAC_FLAGS}".encode())
     for name, content in entries:
         digest.update(f"\0{name}\0{len(content)}\0".encode())
         digest.update(content)
-    return digest.hexdigest()
+    return digest.hexdigest()[:32]
 
 
 def _compile(sources: list[Path], minor: str) -> dict[str, bytes]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import path_from_sibling
 from statestore.codec.references import FileRef, StoreName, VersionRef
 from statestore.codec.trailer import Trailer, compute_lineage
+from statestore.core.digest import digest_of
 from statestore.core.errors import CorruptionError, FencedError, IncompatibleError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def rescaled_id(
     A rescale that is done again makes the same one.
     """
     identity = f"{store} {version} {num_partitions} {compute_lineage(None, (), files)}"
-    return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+    return digest_of(identity.encode())
 
 
 def chain_length(files: tuple[FileRef, ...]) -> int:

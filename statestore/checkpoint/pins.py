@@ -8,7 +8,6 @@ of a process that died goes with the first cleanup after its hour, and so do the
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import parse_pin_name, pin_name
+from statestore.core.digest import digest_of
 from statestore.core.errors import StateStoreError
 from statestore.io.storage import place_uri
 
@@ -73,7 +73,7 @@ def pins_for(directory: str) -> str:
     Args:
         directory: Its URI, or its path, however it is spelled.
     """
-    return hashlib.sha256(place_uri(directory).encode()).hexdigest()[:_FOR]
+    return digest_of(place_uri(directory).encode(), _FOR // 2)
 
 
 def pin_id_for(directory: str, ids: IdSource) -> str:

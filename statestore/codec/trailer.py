@@ -9,7 +9,6 @@ and the magic every byte of the file is checked.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import google_crc32c
 from statestore.codec.column_family import ColumnFamily
 from statestore.codec.commit_times import CommitTimes
 from statestore.codec.references import FILE_KIND, FileKind, FileRef, StoreName, VersionRef
+from statestore.core.digest import digest_of
 from statestore.core.errors import CorruptionError, IncompatibleError
 from statestore.core.ids import CHECKPOINT_ID
 from statestore.core.json_fields import (
@@ -165,8 +165,9 @@ def compute_lineage(
 ) -> str:
     """Return the lineage of a file, 32 hex digits.
 
-    BLAKE2b-128 over the parent's lineage (empty without a parent) and each block's length and
-    CRC32C as u64 and u32 little endian. Equal content on an equal parent gives an equal lineage.
+    The first 16 bytes of SHA-256 over the parent's lineage (empty without a parent) and each
+    block's length and CRC32C as u64 and u32 little endian. Equal content on an equal parent gives
+    an equal lineage.
 
     Args:
         parent: Version that the file is built on, None for none, or only for `files`.
@@ -174,15 +175,13 @@ def compute_lineage(
         files: Files of a version without a parent: their lineages replace the parent's, each
             followed by modulus and remainder of its clip (u32 little endian, 0 and 0 without one).
     """
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update((parent.lineage if parent else "").encode())
+    parts = [parent.lineage.encode()] if parent else []
     for ref in files:
         clip = ref.clip
-        digest.update(ref.lineage.encode())
-        digest.update(struct.pack("<II", *((clip.modulus, clip.remainder) if clip else (0, 0))))
-    for block in blocks:
-        digest.update(struct.pack("<QI", block.length, block.crc32c))
-    return digest.hexdigest()
+        parts.append(ref.lineage.encode())
+        parts.append(struct.pack("<II", *((clip.modulus, clip.remainder) if clip else (0, 0))))
+    parts += (struct.pack("<QI", block.length, block.crc32c) for block in blocks)
+    return digest_of(b"".join(parts))
 
 
 def encode_trailer(trailer: Trailer) -> bytes:

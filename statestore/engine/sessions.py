@@ -6,7 +6,6 @@ stores closed last keep their files on the local disk, for when they come back.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import shutil
 import threading
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.backends.opening import open_versions
+from statestore.core.digest import digest_of
 from statestore.core.options import BY_KEY
 from statestore.core.providers import IN_DRIVER_MEMORY
 from statestore.engine.session import Session
@@ -192,7 +192,7 @@ class Sessions:
                 memory.budget_bytes,
             )
         place = f"{request.options().checkpoint_storage} {request.root()} {location.directory}"
-        name = hashlib.blake2b(place.encode(), digest_size=8).hexdigest()
+        name = digest_of(place.encode(), 8)
         with self._lock:
             # The same store by other credentials is another session, with a database of its own.
             # A new engine takes the first name, so that is where the database of its last one is.

@@ -7,7 +7,6 @@ and knows nothing of state.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import os
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyarrow import flight
 
+from statestore.core.digest import digest_of
 from statestore.core.errors import StateStoreError, StorageError
 from statestore.io.checkpoint_memory_address import CheckpointMemoryAddress
 from statestore.io.file_io import FileInfo, existing_file, missing_file, replaced_file
@@ -170,7 +170,7 @@ class CheckpointMemoryFileIO:
 
         # Another driver's memory has other files under the same paths and numbers.
         place = f"{self._address.token} {number.decode()} {path}"
-        digest = hashlib.blake2b(place.encode(), digest_size=16).hexdigest()
+        digest = digest_of(place.encode())
         with named_errors("keep a fetched file", self._cache.directory):
             return self._cache.get(f"{digest}-{os.path.basename(path)}", int(size), write)
 

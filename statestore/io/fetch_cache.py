@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 import threading
@@ -12,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from statestore.core.digest import digest_of
 from statestore.core.errors import CorruptionError
 from statestore.io.local import TEMPORARY_PREFIX
 
@@ -186,8 +186,7 @@ def _copies_in(directory: str) -> OrderedDict[str, int]:
 
 def sliced_name(name: str, slices: Sequence[tuple[int, int]]) -> str:
     """Return the name of a copy with only slices of a file, by the name of a whole one."""
-    digest = hashlib.blake2b(str(list(slices)).encode(), digest_size=8).hexdigest()
-    return f"{digest}-{name}"
+    return f"{digest_of(str(list(slices)).encode(), 8)}-{name}"
 
 
 def slices_size(slices: Sequence[tuple[int, int]]) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import builtins
 import errno
-import hashlib
 import os
 import posixpath
 import tempfile
@@ -16,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from statestore.core.digest import digest_of
 from statestore.core.errors import (
     InvalidArgumentError,
     StorageError,
@@ -209,8 +209,7 @@ class HadoopFileIO:
         # The same URI may be another file for another checkpoint's configuration.
         of = f"{self._checkpoint} {self._file_system}{path}"
         identity = f"{of} {found['size']} {found['modified_ms']}".encode(errors="surrogateescape")
-        digest = hashlib.blake2b(identity, digest_size=16).hexdigest()
-        return int(found["size"]), f"{digest}-{os.path.basename(path)}"
+        return int(found["size"]), f"{digest_of(identity)}-{os.path.basename(path)}"
 
     def delete(self, path: str) -> None:
         """See FileIO."""

@@ -7,7 +7,6 @@ cleaned up; large ones are sent and fetched in parts, several at a time.
 from __future__ import annotations
 
 import builtins
-import hashlib
 import math
 import os
 import threading
@@ -32,6 +31,7 @@ from s3transfer import exceptions as s3transfer_exceptions
 from s3transfer.utils import ReadFileChunk
 from urllib3.exceptions import HTTPError
 
+from statestore.core.digest import digest_of
 from statestore.core.errors import FencedError, InvalidArgumentError, StorageError
 from statestore.core.ids import RandomIds
 from statestore.core.liveness import CallPool, step
@@ -392,8 +392,7 @@ class S3FileIO:
 
     def _copy_name(self, path: str, etag: str, slices: Sequence[tuple[int, int]]) -> str:
         identity = f"{self._settings.endpoint}{path} {etag}"
-        digest = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
-        name = f"{digest}-{os.path.basename(path)}"
+        name = f"{digest_of(identity.encode())}-{os.path.basename(path)}"
         return sliced_name(name, slices) if slices else name
 
     def _publish(self, path: str, put: Callable[[_Target], None], *, overwrite: bool) -> None:

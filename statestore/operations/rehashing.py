@@ -7,7 +7,6 @@ a full state, which needs no file of before.
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from statestore.checkpoint.rescale_refs import write_refs
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.rows import SCHEMA, from_numpy, rows_by_family, to_numpy
 from statestore.codec.sorting import gather
+from statestore.core.digest import digest_of
 from statestore.core.errors import IncompatibleError
 from statestore.core.key_groups import default_max_parallelism
 from statestore.operations.full_state import dealt_anew, write_full_state
@@ -66,14 +66,15 @@ def rehash_store(
             `write_rehashed`.
     """
     trailers = [head.trailer for head in heads.values()]
+    lineages = (trailer.lineage for trailer in trailers)
     # The same for the same rows: a rescale that is repeated makes no second attempt.
-    identity = _digest(" ".join([str(num_partitions), *(trailer.lineage for trailer in trailers)]))
+    identity = digest_of(" ".join([str(num_partitions), *lineages]).encode())
     new = rehashed_version(trailers, num_partitions)
     new = replace(new, version=new.version + 1)
     of = heads[min(heads)].trailer.store
     stores = [replace(of, partition=partition) for partition in range(num_partitions)]
     takers = (
-        (_prepare(checkpoint, store, new, len(heads)), _digest(f"{store} {identity}"))
+        (_prepare(checkpoint, store, new, len(heads)), digest_of(f"{store} {identity}".encode()))
         for store in stores
     )
     made = write_rehashed(
@@ -203,10 +204,6 @@ def _read_rehashed(
             progress(before + min(num_read, num_rows))
         before += num_rows
         progress(before)
-
-
-def _digest(identity: str) -> str:
-    return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
 
 
 def _prepare(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 from contextlib import closing
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from statestore.core.digest import digest_of
 from statestore.core.errors import InvalidArgumentError, StateStoreError
 from statestore.core.text import format_count, format_time, to_cell
 
@@ -37,7 +37,7 @@ class _Found(NamedTuple):
     version: int
     committed_ms: int | None
     lines: list[list[str | None]]
-    digest: bytes
+    digest: str
 
 
 def run_sql(checkpoint: Checkpoint, sql: str) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def follow_key(checkpoint: Checkpoint, rows: str, key: str, clock: Clock) -> dic
             if not looked:
                 raise
             lines: list[list[str | None]] = [[str(error), None]]
-            digest = str(error).encode()
+            digest = str(error)
         else:
             columns = ["key", "value"]
             lines = [
@@ -133,14 +133,14 @@ def follow_key(checkpoint: Checkpoint, rows: str, key: str, clock: Clock) -> dic
     }
 
 
-def _digest(table: pa.Table) -> bytes:
+def _digest(table: pa.Table) -> str:
     """Return a digest of all rows, to the bit: NaN is the same as NaN."""
     import pyarrow as pa
 
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table.combine_chunks())
-    return hashlib.blake2b(sink.getvalue()).digest()
+    return digest_of(sink.getvalue().to_pybytes())
 
 
 def _folded(found: list[_Found], num_columns: int) -> list[list[str | None]]:

@@ -31,6 +31,16 @@ from tests.engine_process import (
 )
 from tests.shim import FAMILIES, OPTIONS, RocksDBShim, Shim, changes_in, rows
 
+IN_FIPS_MODE = """
+import hashlib, runpy
+
+def refuse(*arguments, **options):
+    raise ValueError("unsupported hash type blake2b")
+
+hashlib.blake2b = refuse
+runpy.run_module("statestore.engine", run_name="__main__")
+"""
+
 
 @pytest.fixture
 def shim(tmp_path):
@@ -123,6 +133,18 @@ def test_attempt_of_equal_rows_is_known_and_built_on_without_a_load(tmp_path, ma
         shim.commit(engine, rows(4))
         num_gets = engine.call("status")["requests"]["get"] - before
         assert num_gets == 0
+        assert engine.call("load", **shim.load())["num_keys"] == 3
+
+
+@pytest.mark.parametrize("make", [Shim, RocksDBShim])
+def test_engine_needs_no_digest_that_fips_mode_lacks(tmp_path, make):
+    """Catches an engine that fails with each commit where OpenSSL has what FIPS 140 allows."""
+    shim = make(tmp_path)
+
+    with EngineProcess(shim.scratch, command=("-c", IN_FIPS_MODE)) as engine:
+        shim.commit(engine, rows(1, 2))
+        shim.commit(engine, rows(3))
+
         assert engine.call("load", **shim.load())["num_keys"] == 3
 
 

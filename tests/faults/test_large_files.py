@@ -30,7 +30,7 @@ def write_numbered(path, size):
 
 def digest(path, start=0, length=None):
     """A digest of a part of a local file, or of all of it."""
-    found = hashlib.blake2b()
+    found = hashlib.sha256()
     left = Path(path).stat().st_size if length is None else length
     with Path(path).open("rb") as file:
         file.seek(start)
