@@ -41,6 +41,8 @@ PLACE = "/place-of-the-golden-files"
 SPACES = re.compile(rb"([:,]) ")
 """Between the parts of JSON, where an earlier writer of Spark's files had some."""
 VARIES = re.compile(rb"statestore \d+\.\d+\.\d+")
+DIGEST = re.compile(rb'"[0-9a-f]{32}"')
+"""A lineage, or an ID that a rescale makes of some."""
 WHO = re.compile(rb'"user":(null|"[^"]*"),"host":"[^"]*"')
 SOMEBODY = b'"user":"somebody","host":"somewhere"'
 
@@ -151,8 +153,10 @@ def fixed_bytes(root):
 
     That is all of it but for spaces in JSON, the number of the release, the random ID of a
     placement, who changed a checkpoint and where, how long commits took, and bytes of an SST:
-    RocksDB writes into it when and by which process it was made.
+    RocksDB writes into it when and by which process it was made. A digest counts as the number of
+    those before it, since readers only compare them: the first files had others.
     """
+    numbers = {}
     files = {
         str(path.relative_to(root)): path.read_bytes()
         for path in sorted(root.rglob("*"))
@@ -162,7 +166,7 @@ def fixed_bytes(root):
     placed = json.loads(placement)["id"]
     return {
         name.replace(placed, "PLACED"): (
-            fixed_trailer(data, name.endswith(".sst"))
+            fixed_trailer(data, numbers, name.endswith(".sst"))
             if name.endswith((".arrows", ".sst"))
             else _settled(data).replace(placed.encode(), b"PLACED")
         )
@@ -175,11 +179,21 @@ def _settled(data):
     return WHO.sub(SOMEBODY, SPACES.sub(rb"\1", VARIES.sub(b"WRITER", data)))
 
 
-def fixed_trailer(data, is_sst):
-    """Return body and trailer of a state file, those parts that each run writes the same."""
+def fixed_trailer(data, numbers, is_sst):
+    """Return body and trailer of a state file, those parts that each run writes the same.
+
+    Args:
+        data: The file.
+        numbers: The number of each digest that was found before; those of the file are added.
+        is_sst: Whether the body is one.
+    """
     length, _, magic = TRAILER_END.unpack(data[-TRAILER_END.size :])
     start = len(data) - TRAILER_END.size - length
-    trailer = json.loads(data[start : start + length])
+    text = DIGEST.sub(
+        lambda found: b"%d" % numbers.setdefault(found[0], len(numbers)),
+        data[start : start + length],
+    )
+    trailer = json.loads(text)
     trailer["writer"] = VARIES.sub(b"WRITER", trailer["writer"].encode()).decode()
     trailer.pop("parent_commit", None)
     for file in trailer["files"]:

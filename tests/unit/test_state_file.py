@@ -15,6 +15,7 @@ from statestore.codec.references import FileRef, VersionRef
 from statestore.codec.rows import SCHEMA, Row
 from statestore.codec.state_file import StateFile, describe_stream
 from statestore.codec.trailer import (
+    Block,
     RowCounts,
     compute_lineage,
     decode_trailer,
@@ -218,6 +219,9 @@ def test_lineage_depends_on_parent_and_content_only(tmp_path):
 
     lineage = compute_lineage(parent, blocks)
 
+    # By docs/format.md: printf '%032d\1\0\0\0\0\0\0\0\2\0\0\0' 0 | sha256sum
+    block = Block(0, 1, 0, 2, -1, -1)
+    assert compute_lineage(parent, (block,)) == "174939de61ad9e28020ecc371f86a35f"
     assert compute_lineage(VersionRef(1, "x", "00" * 16), blocks_of("again", ROWS)) == lineage
     assert compute_lineage(parent, other) != lineage
     assert compute_lineage(VersionRef(1, ID, "01" * 16), blocks) != lineage
