@@ -57,7 +57,11 @@ found = {}
 for name, package in json.loads(sys.argv[1]).items():
     try:
         module = importlib.import_module(name)
-        found[name] = {"version": version_of(module, package), "file": module.__file__}
+        found[name] = {
+            "version": version_of(module, package),
+            "file": module.__file__,
+            "implementation": getattr(module, "implementation", ""),
+        }
     except Exception as error:
         found[name] = {"error": f"{type(error).__name__}: {error}"}
 print(json.dumps({"python": sys.version_info[:3], "modules": found}))
@@ -212,6 +216,15 @@ class Diagnosis:
                 to_fix=f"{self._python} -m pip install {names}, on every executor",
             )
         self._require_recent("an engine imports", self._packages, modules)
+        if modules["google_crc32c"]["implementation"] == "python":
+            raise IncompatibleError(
+                "google-crc32c is without its C extension, checksums take a thousand times as long",
+                python=self._python,
+                found=modules["google_crc32c"]["file"],
+                to_fix=f"{self._python} -m pip install --force-reinstall --only-binary :all: "
+                "google-crc32c, on every executor; where there is no wheel for that Python, name "
+                f"another one by {PYTHON_VARIABLE} or spark.pyspark.python",
+            )
         packages = ", ".join(f"{name} {modules[name]['version']}".rstrip() for name in modules)
         return f"{version} with {packages}, {self._python} from {self._python_from}"
 
@@ -264,12 +277,10 @@ class Diagnosis:
                 members = [name for name in jar.namelist() if name.startswith(_IN_JAR)]
                 jar.extractall(directory, members)
             paths = [f"{directory}/{folder}" for folder in _IN_JAR]
-            paths += filter(None, [os.environ.get("PYTHONPATH")])
-            environment = {
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(paths),
-                "PYTHONSAFEPATH": "1",
-            }
+            environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+            for variable in ("PYTHONPATH", "PEX_EXTRA_SYS_PATH"):
+                inherited = filter(None, [os.environ.get(variable)])
+                environment[variable] = os.pathsep.join([*paths, *inherited])
             return self._start_engine(directory, environment)
 
     def _start_engine(self, directory: str, environment: dict[str, str]) -> str:

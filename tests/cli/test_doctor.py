@@ -245,6 +245,19 @@ def test_packages_that_are_too_old_fail_though_their_modules_do_not_tell(tmp_pat
     assert "pip install 'rocksdict>=0.3.29'" in unnamed["rocksdb"]["to_fix"]
 
 
+def test_checksums_of_pure_python_fail_with_the_pip_line(stand_in: Any) -> None:
+    """Catches a machine found well, whose engines write and read two megabytes a second."""
+    hide = 'import sys; sys.modules["google_crc32c.cext"] = None; exec(sys.argv.pop(1))'
+    script = f'[ "$1" = -c ] || exec {sys.executable} "$@"\nshift\n'
+    python = stand_in("python", f"{script}exec {sys.executable} -c '{hide}' \"$@\"")
+
+    result = doctor("--backend=heap", "--output=json", f"--python={python}")
+
+    assert failed(result) == ["python"]
+    assert "google_crc32c" in checks(result)["python"]["detail"]
+    assert f"{python} -m pip install --force-reinstall" in checks(result)["python"]["to_fix"]
+
+
 def test_packages_that_few_queries_need_are_named_and_do_not_fail(stand_in: Any) -> None:
     """Catches a query of `transformWithState` that dies with its first Python worker."""
     hide = 'import sys; sys.modules["google.protobuf"] = None; exec(sys.argv.pop(1))'
@@ -365,6 +378,16 @@ def test_spark_home_without_a_spark_is_named_as_what_to_correct(tmp_path: Path) 
     result = doctor("--backend=heap", "--output=json", SPARK_HOME=str(tmp_path))
 
     assert checks(result)["jar"]["to_fix"].startswith("correct or unset SPARK_HOME")
+
+
+def test_engine_starts_in_a_python_that_is_a_pex(stand_in: Any) -> None:
+    """Catches a package that a Python does not find which goes by PEX_EXTRA_SYS_PATH alone."""
+    path = 'case $* in *statestore.engine*) export PYTHONPATH="${PEX_EXTRA_SYS_PATH:?}";; esac'
+    python = stand_in("python", f'{path}\nexec {sys.executable} "$@"')
+
+    result = doctor("--backend=heap", "--output=json", f"--python={python}")
+
+    assert checks(result)["engine"]["status"] == "ok"
 
 
 def test_engine_that_dies_fails_with_its_last_words(stand_in: Any) -> None:

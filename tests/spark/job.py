@@ -179,15 +179,15 @@ def ended(root: Path, jars: list[Path], checkpoint: str) -> dict[str, Any]:
 
 
 def interpreters(
-    root: Path, jars: list[Path], provider: str, wrong: list[dict[str, str]]
+    root: Path, jars: list[Path], provider: str, confs: list[dict[str, str]]
 ) -> dict[str, Any]:
-    """Run one query through applications of which all but the first and last have a wrong conf."""
+    """Run one query through applications, each with a conf but the first and the last."""
     errors = []
     batches: dict[int, list[str]] = {}
     conf_of_lane = {f"{STATE_STORE}.maintenanceInterval": "100ms"}
     query = replace(AGGREGATION, plan=one_input(1, 2))
     first, rest = query.plan
-    for conf in ({}, *wrong, {}):
+    for conf in ({}, *confs, {}):
         session = start_application(root, jars, conf=conf)
         lane = _lane(session, root, query, provider, conf_of_lane)
         try:

@@ -418,7 +418,10 @@ def test_full_disk_fails_the_commit_and_loses_nothing(
 def test_wrong_interpreter_or_package_is_refused(
     start_job: Callable[..., Any], expected: dict[int, list[str]], tmp_path: Path
 ) -> None:
-    """Catches an engine that cannot start, or is of another release, and does not say why."""
+    """Catches an engine that cannot start, or is of another release, and does not say why.
+
+    And one that cannot start in a PEX, which drops what PYTHONPATH names.
+    """
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     older = tmp_path / "older"
@@ -427,23 +430,29 @@ def test_wrong_interpreter_or_package_is_refused(
         older / "statestore",
         ignore=shutil.ignore_patterns("jars", "__pycache__"),
     )
+    pex = tmp_path / "pex"
+    pex.write_text(
+        f'#!/bin/sh\nPYTHONPATH="${{PEX_EXTRA_SYS_PATH:?}}" exec {sys.executable} "$@"\n'
+    )
+    pex.chmod(0o755)
     version = older / "statestore" / "core" / "version.py"
     version.write_text(version.read_text().replace(statestore.__version__, "0.0.9"))
 
     job = start_job(
         "interpreters",
         provider=PROVIDER,
-        wrong=[
-            {"spark.pyspark.python": "/nonexistent/python3"},
+        confs=[
+            {"spark.pyspark.python": "nonexistent-python3"},
             {"spark.pyspark.python": str(bare / "bin" / "python")},
             {f"{STATE_STORE}.engine.package": "installed"},
+            {"spark.pyspark.python": str(pex)},
         ],
         environment={"PYTHONPATH": str(older)},
     )
     report = job.report()
 
     missing, without_packages, apart = report["errors"]
-    assert "/nonexistent/python3" in missing
+    assert "nonexistent-python3" in missing
     assert "spark.pyspark.python" in missing
     assert "pyarrow" in without_packages
     assert str(bare) in without_packages

@@ -17,7 +17,7 @@ import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
  *
  * @param python the interpreter's path or name
  * @param pythonFrom where that came from, for error texts
- * @param pythonPath entries that go before the JVM's own PYTHONPATH
+ * @param pythonPath entries that go before those that the JVM's own environment names
  * @param requirements the packages that the Python must have, as pip takes them
  * @param arguments what the interpreter runs
  */
@@ -40,8 +40,11 @@ private[engine] final case class EngineLaunch(
   def processBuilder(): ProcessBuilder = {
     val builder = new ProcessBuilder(command.asJava)
     val environment = builder.environment()
-    val inherited = Option(environment.get("PYTHONPATH")).toSeq
-    environment.put("PYTHONPATH", StateStoreInternals.mergePythonPaths(pythonPath ++ inherited))
+    // A Python that is a PEX drops what PYTHONPATH names, and has a variable of its own for it.
+    Seq("PYTHONPATH", "PEX_EXTRA_SYS_PATH").foreach { variable =>
+      val inherited = Option(environment.get(variable)).toSeq
+      environment.put(variable, StateStoreInternals.mergePythonPaths(pythonPath ++ inherited))
+    }
     // `-m` would otherwise import a directory named statestore in the working directory first.
     environment.put("PYTHONSAFEPATH", "1")
     // Arrow's own default keeps several times of what a merge needs.
