@@ -438,7 +438,8 @@ def main(arguments: list[str]) -> int:
     request, reply, script, *given = arguments
     repeat = Repeat(**json.loads(Path(request).read_text()))
     sys.argv = [script, *given]
-    sys.path[0] = str(Path(script).resolve().parent)  # as of a script that is run by itself
+    if not sys.flags.safe_path:
+        sys.path[0] = str(Path(script).resolve().parent)  # as of a script that is run by itself
     try:
         run_job(repeat, lambda: runpy.run_path(script, run_name="__main__"))
     except StateStoreError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -176,6 +177,21 @@ def test_what_a_job_prints_is_no_result(tmp_path: Path) -> None:
 
     assert (done.returncode, done.stdout) == (1, "")
     assert "said by the job" in done.stderr
+
+
+def test_job_has_the_modules_of_its_own_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a module that is found by the job alone, and not in its trial, by PYTHONSAFEPATH."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "of_path.py").touch()
+    path = [str(tmp_path / "modules"), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+
+    done = _try(tmp_path, "import of_path; print('found')")
+
+    assert "found" in done.stderr.splitlines()
 
 
 def test_job_whose_threads_do_not_end_is_ended(tmp_path: Path) -> None:
