@@ -62,7 +62,8 @@ private[engine] object ScratchDirectory {
       }
     }.nextOption().getOrElse(throw new io.statestore.EngineUnavailableException(
       s"no local directory can be written: directories=${failures.result().mkString("; ")}. " +
-        "To fix: set spark.local.dir to a directory with free space that executors can write"))
+        "To fix: set spark.local.dir to a directory with free space that executors can write, " +
+        "and whose file system has locks (fcntl)"))
   }
 
   private def createIn(parent: Path): ScratchDirectory = {
