@@ -2,6 +2,8 @@
 
 import errno
 import os
+import stat
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,27 @@ def test_publish_syncs_file_then_renames_then_syncs_directory(tmp_path, trace):
 
     assert trace == ["fsync scratch.arrows", "rename scratch.arrows", "fsync dest"]
     assert (tmp_path / "dest" / "1").read_bytes() == b"rows"
+
+
+def test_directory_that_cannot_be_synced_is_published_into(tmp_path, monkeypatch):
+    """Catches a commit that fails where directories cannot be synced, or not where files cannot."""
+    source = tmp_path / "scratch.arrows"
+    source.write_bytes(b"rows")
+    fsync = os.fsync
+
+    def refuse(descriptor, refuses=stat.S_ISDIR):
+        if refuses(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    LocalFileIO().publish(str(source), f"{tmp_path}/1", sync=True, overwrite=False)
+    assert (tmp_path / "1").read_bytes() == b"rows"
+
+    source.write_bytes(b"rows")
+    monkeypatch.setattr(os, "fsync", partial(refuse, refuses=stat.S_ISREG))
+    with pytest.raises(StorageError):
+        LocalFileIO().publish(str(source), f"{tmp_path}/2", sync=True, overwrite=False)
 
 
 def test_publish_without_sync_only_renames(tmp_path, trace):
