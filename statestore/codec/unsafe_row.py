@@ -24,6 +24,7 @@ from statestore.codec.byte_ranges import (
     unpack,
     unreadable,
 )
+from statestore.core.errors import IncompatibleError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,6 +78,7 @@ def decode_rows(rows: ByteRanges, schema: SparkType) -> pa.Array[Any]:
 
     Raises:
         CorruptionError: The bytes are not rows of the schema.
+        IncompatibleError: Arrow cannot hold an interval.
     """
     num_words = (len(schema.fields) + 63) // 64
     rows.require(_WORD * (num_words + len(schema.fields)))
@@ -170,7 +172,11 @@ def _intervals(months: Any, days: Any, microseconds: Int64s) -> pa.Buffer:
     parts = np.zeros(len(months), [("months", "<i4"), ("days", "<i4"), ("nanoseconds", "<i8")])
     most = np.iinfo(np.int64).max // 1000
     if ((microseconds > most) | (microseconds < -most)).any():
-        raise unreadable("an interval of more than 292 years of microseconds")
+        raise IncompatibleError(
+            "an interval of more than 292 years of microseconds cannot be read",
+            longest_years=292,
+            to_fix="read the state with Spark's state reader",
+        )
     parts["months"], parts["days"], parts["nanoseconds"] = months, days, microseconds * 1000
     return buffer(parts.view(np.uint8))
 

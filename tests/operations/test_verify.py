@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from statestore import Checkpoint
 from statestore.checkpoint.key_group_rows import NUM_CLASSES, class_of
 from statestore.cli.commands import cli
+from statestore.codec.column_family import ColumnFamily
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.references import StoreName
 from statestore.codec.rows import PUT, Row
@@ -30,7 +31,7 @@ from statestore.operations import processes
 from statestore.operations.processes import map_in_processes
 from statestore.testing.checkpoints import MadeCheckpoint
 from statestore.testing.deltas import write_stream
-from statestore.testing.stores import OPERATORS, unsafe_row
+from statestore.testing.stores import OPERATORS, MadeStore, schema_of, unsafe_row
 from tests.checkpoints import make_query
 from tests.damaged import flip, make_with_snapshots
 
@@ -135,6 +136,41 @@ def test_rows_that_do_not_belong_are_found(
     assert problem in found[0].problem
     assert deep.exit_code == 1
     assert [one["kind"] for one in json.loads(deep.stdout)["findings"]] == ["corruption"]
+
+
+class UnreadableStore(MadeStore):
+    """A store whose keys are of a type that this release does not have."""
+
+    @property
+    def family(self):
+        """Its only column family."""
+        return ColumnFamily(0, "default", schema_of(t="time(9)"), schema_of(value="long"))
+
+    def key_groups(self, family, keys, max_parallelism):
+        """Return key groups as Spark might."""
+        return [key[8] % max_parallelism for key in keys]
+
+
+def test_keys_of_a_type_that_cannot_be_read_are_no_damage(tmp_path):
+    """Catches a repair that goes back over batches that are whole."""
+    operators = [("stateStoreSave", [UnreadableStore("default", ("t",))])]
+    made = MadeCheckpoint(str(tmp_path / "checkpoint"), operators=operators)
+    for batch in range(2):
+        made.run_batch({number: batch for number in range(9)})
+    checkpoint = Checkpoint(made.path)
+
+    deep = checkpoint.verify(deep=True)
+    text = CliRunner().invoke(cli, ["verify", made.path, "--deep"])
+    plan = checkpoint.repair(dry_run=True)
+
+    assert (deep.ok, deep.num_rows) == (True, 9)
+    (unchecked,) = deep.unchecked
+    assert unchecked.startswith("operator 0, store default, default: ")
+    assert "time(9)" in unchecked
+    assert text.exit_code == 0
+    assert "Key groups not checked: operator 0" in text.stdout
+    assert (plan.version, plan.findings) == (2, ())
+    assert checkpoint.verify().unchecked == ()
 
 
 @pytest.fixture(name="many_rows")

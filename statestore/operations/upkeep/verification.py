@@ -62,6 +62,8 @@ class Verification(Shown):
         num_files, num_bytes: Files they are made of, each counted once.
         num_rows: Rows read, 0 unless deep.
         findings: What is wrong; empty when all is well.
+        unchecked: Column families whose keys this release cannot read, each with why: whether their
+            rows are in the key groups of their keys was not checked. That is no finding.
     """
 
     checkpoint: str
@@ -73,6 +75,7 @@ class Verification(Shown):
     num_bytes: int
     num_rows: int
     findings: tuple[Finding, ...]
+    unchecked: tuple[str, ...]
 
     def describe(self) -> str:
         """Return what was found, in words."""
@@ -86,6 +89,7 @@ class Verification(Shown):
             f"{format_count(self.num_files, 'file')}, {format_bytes(self.num_bytes)}{rows}: "
             f"{found}",
         ]
+        lines += [f"Key groups not checked: {one}" for one in self.unchecked]
         if self.expired:
             were = "was" if len(self.expired) == 1 else "were"
             lines.append(f"{format_count(len(self.expired), 'older version')} {were} expired.")

@@ -141,6 +141,7 @@ class _Found:
         num_rows: Rows read.
         findings: What is wrong.
         expired: Versions that were expired.
+        unchecked: As `Verification.unchecked`.
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
@@ -148,6 +149,7 @@ class _Found:
     num_rows: int = 0
     findings: list[Finding] = field(default_factory=list)
     expired: set[int] = field(default_factory=set)
+    unchecked: set[str] = field(default_factory=set)
 
     def add(self, other: _Found) -> None:
         """Add what was found in other stores."""
@@ -156,6 +158,7 @@ class _Found:
         self.num_rows += other.num_rows
         self.findings += other.findings
         self.expired |= other.expired
+        self.unchecked |= other.unchecked
 
 
 def _order(finding: Finding) -> tuple[int, str]:
@@ -293,6 +296,7 @@ class _Verifier:
                 for finding in sorted(self.found.findings, key=_order)
                 if not self._skips_expired or finding.version not in self.found.expired
             ),
+            unchecked=tuple(sorted(self.found.unchecked)),
         )
 
     def _each(
@@ -437,14 +441,16 @@ class _Verifier:
         """
         num_rows = 0
         by_class = np.zeros(NUM_CLASSES, np.int64)
+        unchecked: set[str] = set()
         for batch in state.rows(None):
             num_rows += batch.num_rows
             if state.rescalable:
-                _check_key_groups(batch, state)
+                unchecked.update(_check_key_groups(batch, state))
             groups = to_numpy(batch.column(0), np.uint16)
             by_class += count_classes(groups, state.num_partitions)
         with self._lock:
             self.found.num_rows += num_rows
+            self.found.unchecked |= unchecked
         return num_rows, by_class
 
     def _verify_rows(self, head: PublishedFile) -> None:
@@ -516,21 +522,30 @@ def _check_schema(family: ColumnFamily, path: str) -> None:
             ) from error
 
 
-def _check_key_groups(batch: pa.RecordBatch, state: StoreState) -> None:
+def _check_key_groups(batch: pa.RecordBatch, state: StoreState) -> list[str]:
     """Check that the rows of a store are where their keys belong.
+
+    Returns:
+        Of each column family whose keys this release cannot read, which is no damage, why.
 
     Raises:
         CorruptionError: One is not.
     """
     groups = to_numpy(batch.column(0), np.uint16)
     is_wrong = groups % np.uint32(state.num_partitions) != state.store.partition
+    unchecked = []
     for family, rows in rows_by_family(batch, state.column_families):
         if family.key_schema is None:
             continue
         keys = batch.column(3)
         if len(rows) < batch.num_rows:
             keys = keys.take(from_numpy(rows, pa.int64()))
-        computed = compute_key_groups(keys, state.store.name, family, state.max_parallelism)
+        try:
+            computed = compute_key_groups(keys, state.store.name, family, state.max_parallelism)
+        except IncompatibleError as error:
+            of = f"operator {state.store.operator}, store {state.store.name}, {family.name}"
+            unchecked.append(f"{of}: {error}")
+            continue
         is_wrong[rows] |= computed != groups[rows]
     if is_wrong.any():
         raise CorruptionError(
@@ -542,3 +557,4 @@ def _check_key_groups(batch: pa.RecordBatch, state: StoreState) -> None:
             found=f"{int(is_wrong.sum())} other rows of {batch.num_rows}",
             to_fix="go back to an older version with `statestore repair`",
         )
+    return unchecked
