@@ -33,8 +33,11 @@ _WHOLE = "_SUCCESS"
 
 def write_rows(rows: DataFrame, to: str) -> None:
     """Write rows to a directory as Parquet, to be compared."""
+    conf = rows.sparkSession.conf
     # Times as Arrow has them: in the form that is the default those far off do not fit.
-    rows.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+    conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+    # A variant in one piece: how it is taken apart depends on the rows beside it.
+    conf.set("spark.sql.variant.writeShredding.enabled", "false")
     rows.write.mode("overwrite").parquet(to)
 
 

@@ -109,6 +109,24 @@ def test_column_of_one_side_differs_unless_it_is_ignored(tmp_path):
         Rule(frozenset({"other"}), columns=rule.columns).check_ignored()
 
 
+@pytest.mark.parametrize("side", ["old", "new"])
+def test_files_of_one_side_with_other_columns_are_not_compared(tmp_path, side):
+    """Catches rows that are called equal by the columns of their first file."""
+    plain = pa.schema({"k": pa.int64()})
+    more = pa.schema({"k": pa.int64(), "n": pa.int64()})
+    mixed = [
+        *write(tmp_path / "plain", [{"k": 1}], plain),
+        *write(tmp_path / "more", [{"k": 1, "n": 2}], more),
+    ]
+    alike = write(tmp_path / "alike", [{"k": 1}, {"k": 1}], plain)
+    sides = (mixed, alike) if side == "old" else (alike, mixed)
+
+    found = compare_rows("batch 1", *sides, Rule())
+
+    assert not found.is_same
+    assert found.why == f"files of the {side} rows have other columns"
+
+
 def test_function_has_the_last_word_on_rows_that_differ(tmp_path):
     """Catches a function that is not asked, or not given all that differs."""
     schema = pa.schema({"real": pa.float64()})

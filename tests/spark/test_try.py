@@ -29,7 +29,9 @@ from statestore import (
 )
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.reading.diff import DiffCounts
+from statestore.operations.trial.rule import Rule, compare_rows
 from statestore.spark.job_on_branch import Repeat, run_job
+from statestore.spark.old_sink_rows import write_rows
 
 from .conftest import EXTENDED, MakeLane, RunReference
 from .harness import FORMAT_2, Files, Query, default_mount, tree
@@ -533,6 +535,22 @@ def test_partitioned_sink_and_that_of_the_default_format_are_compared(
     assert not any(one.why for one in trial.result.compared)
     lane.query = single("tried", "append", _first("value + 1 AS value", *columns[1:]), [])
     assert not try_job(lane.checkpoint, lane.start, batches=1).is_same
+
+
+def test_variants_are_compared_whole(spark: SparkSession, tmp_path: Path) -> None:
+    """Catches rows that differ and are called equal, as files take variants apart by their rows."""
+    sides = []
+    for number in (2, 3):
+        text = sf.when(sf.col("id") == 0, '{"a": 1}').otherwise(f'{{"b": {number}}}')
+        rows = spark.range(0, 2, 1, 2).select(sf.parse_json(text).alias("v"))
+        write_rows(rows, str(tmp_path / str(number)))
+        sides.append(sorted(map(str, (tmp_path / str(number)).glob("*.parquet"))))
+    old, new = sides
+
+    found = compare_rows("batch 1", old, new, Rule())
+
+    assert (found.removed, found.added, found.why) == (1, 1, "")
+    assert compare_rows("batch 1", old, old, Rule()).is_same
 
 
 @pytest.mark.few(1)
