@@ -360,6 +360,57 @@ def test_condition_over_one_row_holds(text: str) -> None:
     assert Condition(f"NOT ({text})").rows(ROWS).tolist() == []
 
 
+TERMS = pa.RecordBatch.from_arrays(
+    [
+        pa.StructArray.from_arrays(
+            [
+                pa.array([(14, 0, 0), (0, 420, 0), (14, 0, 0)], pa.month_day_nano_interval()),
+                pa.array([dt.timedelta(days=30)] * 3, pa.duration("us")),
+                pa.array(list("abc")),
+            ],
+            ["term", "span", "name"],
+        )
+    ],
+    ["key"],
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "term = INTERVAL 14 MONTH",
+        "term > INTERVAL 1 DAY AND name = 'b'",
+        "'14 months' = key.term",
+        "term IN (INTERVAL 1 MONTH, INTERVAL 14 MONTH)",
+        "term BETWEEN INTERVAL 1 MONTH AND INTERVAL 20 MONTH",
+        "term + INTERVAL 1 DAY = INTERVAL 421 DAY",
+        "term IS NOT DISTINCT FROM INTERVAL 14 MONTH",
+        "CASE term WHEN INTERVAL 14 MONTH THEN true END",
+        "[term] = [INTERVAL 14 MONTH]",
+        "key.term < span",
+        "key = {'term': INTERVAL 14 MONTH, 'span': INTERVAL 30 DAY, 'name': 'a'}",
+    ],
+)
+def test_interval_of_months_is_not_compared_as_days(text: str) -> None:
+    """Catches a key of 420 days that goes with one of 14 months, which to DuckDB are equal."""
+    with pytest.raises(InvalidArgumentError, match=r"an interval of months.*column='key(\.term)?'"):
+        Condition(text).rows(TERMS)
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("date_part('year', term) = 1 AND date_part('month', term) = 2 AND name <> 'c'", [0]),
+        ("date_part('day', term) = 420", [1]),
+        ("term IS NOT NULL AND name = 'b'", [1]),
+        ("span = INTERVAL 30 DAY AND span < '31 days' AND name = 'a'", [0]),
+    ],
+)
+def test_parts_of_an_interval_and_durations_are_compared(text: str, rows: Any) -> None:
+    """Catches a refusal that leaves no way to name a row by its interval."""
+    assert Condition(text).rows(TERMS).tolist() == rows
+
+
 MINUTE = dt.timedelta(minutes=1)
 MOMENTS = st.sampled_from([0, 1, 719, 720, 1439, 1440, 2160, 2880]).map(
     lambda minutes: dt.datetime(2024, 1, 1) + minutes * MINUTE  # noqa: DTZ001

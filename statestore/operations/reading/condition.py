@@ -230,7 +230,7 @@ class Condition:
         names = list(map(_column, range(len(empty))))
         self._database.register(_TABLE, pa.table(empty, names=names))
         try:
-            self._check_types(copy, expression)
+            self._check_types(copy, expression, bound.paths)
             bound.sql = self._printed(copy, [expression])
             copy["statements"][0]["node"]["where_clause"] = expression
             bound.filtered = self._printed(copy, [expression])
@@ -238,7 +238,9 @@ class Condition:
             raise self._refused(error) from error
         return bound
 
-    def _check_types(self, statement: Node, expression: Node) -> None:
+    def _check_types(
+        self, statement: Node, expression: Node, paths: Sequence[ColumnPath]
+    ) -> None:
         """Check that only what is alike is compared: DuckDB casts `shop` in `shop = 7`."""
         groups: list[tuple[Node | None, list[Node]]] = [(None, [expression])]
         groups += [
@@ -246,6 +248,11 @@ class Condition:
         ]
         parts = [part for _, group in groups for part in group]
         types = iter(map(str, self._database.sql(self._printed(statement, parts)).types))
+        of_months = {
+            _column(number): path
+            for number, path in enumerate(paths)
+            if "month_day_nano_interval" in str(path.type)
+        }
         for node, group in groups:
             of_group = [next(types) for _ in group]
             if node is None or node["class"] in ("CONJUNCTION", "CASE") or _is_not(node):
@@ -253,6 +260,7 @@ class Condition:
                 continue
             if node["class"] != "CAST":
                 self._require_comparable(group, of_group)
+                self._refuse_months(group, of_group, of_months)
             self._require_whole(group, of_group)
 
     def _require_logical(self, types: list[str], *, whole: bool) -> None:
@@ -303,6 +311,28 @@ class Condition:
                     types=", ".join(types),
                     to_fix="write it without an exponent, and with no more digits than the column "
                     "has; or cast the column: key.id::DOUBLE",
+                )
+
+    def _refuse_months(
+        self, group: list[Node], types: list[str], of_months: dict[str, ColumnPath]
+    ) -> None:
+        """Check that no interval of months is compared: to DuckDB 1 month is 30 days."""
+        for node, kind in zip(group, types, strict=True):
+            named = [
+                of_months[column]
+                for part in expressions_of(node)
+                if part["class"] == "COLUMN_REF"
+                and (column := part["column_names"][0]) in of_months
+            ]
+            if named and "INTERVAL" in kind:
+                raise InvalidArgumentError(
+                    "an interval of months is compared: DuckDB takes a month for 30 days, and a "
+                    "day for 24 hours",
+                    condition=self._text,
+                    column=str(named[0]),
+                    types=", ".join(types),
+                    to_fix="compare its parts: date_part('year', key.term) = 1 AND "
+                    "date_part('month', key.term) = 2; also 'day', 'hour', 'minute', 'microsecond'",
                 )
 
     def _require_whole(self, group: list[Node], types: list[str]) -> None:
