@@ -58,8 +58,10 @@ def schema_of(kind: type) -> pa.Schema:
     """Return the columns of a dataclass of numbers, texts, dataclasses like it, and None."""
     columns: dict[str, pa.DataType] = {}
     for name, hint in get_type_hints(kind).items():
-        (found,) = {*_types(hint)} - {NoneType}
-        columns[name] = pa.struct(list(schema_of(found))) if is_dataclass(found) else _TYPES[found]
+        (columns[name],) = {
+            pa.struct(list(schema_of(found))) if is_dataclass(found) else _TYPES[found]
+            for found in {*_types(hint)} - {NoneType}
+        }
     return pa.schema(columns)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -27,8 +28,12 @@ from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotF
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.trial.rule import Rule, compare_state
 from statestore.operations.writing.given import rows_of
+
+
+from statestore.testing.checkpoints import MadeCheckpoint
+from statestore.testing.stores import schema_of
 from statestore.ui.answers import follow_key
-from tests.checkpoints import write_checkpoint
+from tests.checkpoints import WordStore, write_checkpoint
 from tests.operations import given
 from tests.operations.typed import LEAVES, make_typed
 from tests.seams import place_of
@@ -628,3 +633,37 @@ def test_time_of_nanoseconds_is_refused_by_name(tmp_path: Path, kind: str) -> No
     path = make(tmp_path, family({"user": "string"}, {"at": kind}), {("x",): (36_000_000_000_001,)})
 
     assert f"type='{kind}'" in run("read", path, status=1)
+
+
+class _Unhashed(WordStore):
+    """A store whose keys may be of any type."""
+
+    def key_groups(self, family: ColumnFamily, keys: Any, max_parallelism: int) -> list[int]:
+        """Return one key group for all."""
+        del family, max_parallelism
+        return [0 for _ in keys]
+
+
+@pytest.mark.parametrize("side", ["key", "value"])
+def test_type_that_cannot_be_read_hides_no_other_rows(tmp_path: Path, side: str) -> None:
+    """Catches one column for which inspect, the tables of SQL and a trial fail for all state."""
+    plain = family({"user": "string"}, {"count": "long"})
+    new = {"key_schema": schema_of(user="string"), "value_schema": schema_of(at="long")}
+    new[f"{side}_schema"] = schema_of(at="time(9)")
+    store = _Unhashed((plain, replace(plain, id=1, name="new", **new)))
+    made = MadeCheckpoint(str(tmp_path / "query"), operators=(("stateStoreSave", (store,)),))
+    made.run_batch({("default", ("x",)): (1,)})
+    path = made.path
+
+    with open_checkpoint(place_of(path)) as checkpoint:
+        compared = {one.of: one for one in compare_state(checkpoint, 1, checkpoint, Rule())}
+    (found,) = Checkpoint(path).inspect()
+
+    assert str(found.column_families[0].key) == "struct<user: string>"
+    assert "time(9)" in str(getattr(found.column_families[1], side))
+    assert len(pa.table(Checkpoint(path).inspect())) == 1
+    assert "time(9)" in run("inspect", path)
+    assert "time(9)" in run("sql", path, "--tables")
+    assert compared["state default"].is_same
+    assert not compared["state default"].why
+    assert "cannot be read" in compared["state new"].why

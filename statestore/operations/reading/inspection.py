@@ -17,7 +17,7 @@ from statestore.codec.key_bytes import decode_keys, key_type, value_type
 from statestore.codec.python_values import to_pylist
 from statestore.codec.rows import from_numpy, pick, to_numpy
 from statestore.codec.spark_types import SparkType, distinct_names
-from statestore.core.errors import InvalidArgumentError
+from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.operations.addresses import places_of
 from statestore.operations.reading.lookup import Asked
 from statestore.operations.reading.read import read_batches
@@ -25,7 +25,7 @@ from statestore.operations.states import families_of, find_store
 from statestore.operations.typed_text import value_of_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -44,7 +44,8 @@ class FamilyDescription:
 
     Attributes:
         name: Its name.
-        key, value: Structs of its keys and values.
+        key, value: Structs of its keys and values; Spark's schema as text, or nothing where there
+            is none, where this release cannot read a type in it.
         encoder: How keys are encoded.
         multi_values: Whether a key has a list of values.
         internal: Whether the rows are Spark's own, and not counted by it.
@@ -55,8 +56,8 @@ class FamilyDescription:
     """
 
     name: str
-    key: pa.DataType
-    value: pa.DataType
+    key: pa.DataType | str
+    value: pa.DataType | str
     encoder: str
     multi_values: bool
     internal: bool
@@ -149,8 +150,8 @@ def _describe(
     families = tuple(
         FamilyDescription(
             family.name,
-            key_type(family).arrow,
-            value_type(family).arrow,
+            _type_of(key_type, family, family.key_schema),
+            _type_of(value_type, family, family.value_schema),
             family.encoder,
             family.multi_values,
             family.internal,
@@ -170,6 +171,16 @@ def _describe(
         {state.store.partition: state.num_keys for state in of},
         families,
     )
+
+
+def _type_of(
+    read: Callable[[ColumnFamily], SparkType], family: ColumnFamily, schema: str | None
+) -> pa.DataType | str:
+    """Return a type; as text where it cannot be read, so that it hides no other one."""
+    try:
+        return read(family).arrow
+    except IncompatibleError:
+        return schema or ""
 
 
 def find_key(rows: FoundRows, key: Sequence[Any]) -> pa.Table:
