@@ -517,6 +517,30 @@ def test_columns_of_one_name_stay_what_they_are(tmp_path: Path, seed: int) -> No
     assert again.rows().read().to_pylist() == [row]
 
 
+def test_columns_of_one_name_keep_their_collations(tmp_path: Path) -> None:
+    """Catches a collation by the name that a column had, which Spark does not find and drops."""
+    described = json.loads(schema_of({"s": "string", "t": array("string")}))
+    text, texts = described["fields"]
+    texts["name"] = "s"
+    text["metadata"] = {"__COLLATIONS": {"s": "spark.UTF8_LCASE"}, "comment": "first"}
+    texts["metadata"] = {"__COLLATIONS": {"s.element": "icu.UNICODE"}}
+    family = replace(DEFAULT, value_schema=json.dumps(described))
+    path = write_checkpoint(tmp_path / "query", [{"default": {}}], families=(family,))
+    file = Path(path, "state", "0", "0", "_metadata", "schema")
+    file.parent.mkdir(parents=True)
+    file.write_bytes(write_schemas(DEFAULT.key_schema or "", family.value_schema or ""))
+    sql = "SELECT key, {'s_2': value.s_2, 's': value.s} AS value FROM state"
+
+    Checkpoint(path).transform(tmp_path / "new", {0: sql}, change_schema=True)
+
+    file = tmp_path / "new" / "state" / "0" / "0" / "_metadata" / "schema"
+    (changed,) = read_schemas(file.read_bytes(), "")
+    first, second = json.loads(changed.value_schema or "")["fields"]
+    assert (first["name"], second["name"]) == ("s_2", "s")
+    assert first["metadata"] == {"__COLLATIONS": {"s_2.element": "icu.UNICODE"}}
+    assert second["metadata"] == text["metadata"]
+
+
 WRONG: list[tuple[Any, str]] = [
     (pa.table({"key.k": [1, 1], "value.value": [1, 2]}), "duplicate-key"),
     (pa.table({"key.k": [1], "value.valu": [1]}), r"expected='value\.value'"),

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from statestore.codec.spark_types import SparkType
 
 SIDES = ("key", "value")
+_COLLATIONS = "__COLLATIONS"
 _PASSED_OVER = "partition_id"
 """A column that `read` returns and nobody need give: Spark's hash decides on it."""
 
@@ -314,10 +315,21 @@ def _schema_of(fields: dict[str, pa.Array[Any]], before: str | None) -> str | No
     ]
     # Of columns of one name Spark's name says which they are by their order alone.
     if distinct_names([field["name"] for field in described]) != [*fields]:
-        described = [{**field, "name": name} for field, name in zip(described, fields, strict=True)]
+        described = [_renamed(*pair) for pair in zip(described, fields, strict=True)]
     if described == list(of_before.values()):
         return before
     return json.dumps({"type": "struct", "fields": described}, separators=(",", ":"))
+
+
+def _renamed(field: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a field under another name, by which Spark finds the collations of its parts."""
+    made, before = {**field, "name": name}, field["name"]
+    collations = field.get("metadata", {}).get(_COLLATIONS, {})
+    if collations:
+        # By path: the name, and behind a dot the part, such as `element` of an array.
+        renamed = {name + path.removeprefix(before): of for path, of in collations.items()}
+        made["metadata"] = {**field["metadata"], _COLLATIONS: renamed}
+    return made
 
 
 def _is_of(before: pa.DataType, given: pa.DataType) -> bool:
