@@ -840,7 +840,8 @@ class Checkpoint(Directory):
         to = None if certificate is None else CertificateFile(certificate)
         with self._reach.checkpoint() as checkpoint:
             progress = progress or no_progress
-            wanted = Wanted(where, keys, merges_zeros=merges_zeros(checkpoint.operator(operator)))
+            zeros = merges_zeros(checkpoint.operator(operator), checkpoint.conf)
+            wanted = Wanted(where, keys, merges_zeros=zeros)
             forget = decide_forget(
                 checkpoint, operator, wanted, all_rows=all_rows, certificate=to, progress=progress
             )
@@ -870,7 +871,8 @@ class Checkpoint(Directory):
         """
         is_of = None if certificate is None else CertificateFile(certificate).is_of
         with self._reach.checkpoint() as checkpoint:
-            wanted = Wanted(keys=keys, merges_zeros=merges_zeros(checkpoint.operator(operator)))
+            zeros = merges_zeros(checkpoint.operator(operator), checkpoint.conf)
+            wanted = Wanted(keys=keys, merges_zeros=zeros)
             return search(checkpoint, operator, wanted, is_of)
 
     def savepoint(

@@ -46,25 +46,36 @@ def make(tmp_path: Path, **how: Any) -> MadeCheckpoint:
     return made
 
 
+OF_SPARK_4_2 = ("spark.sql.streaming.stateStore.rowChecksum.enabled",)
+"""What the conf of a batch has since that release."""
+
+
 @pytest.mark.parametrize(
-    ("operator", "merges"),
+    ("operator", "conf", "merges"),
     [
-        ("stateStoreSave", True),
-        ("StatefulStreamlineAggregate", True),
-        ("sessionWindowStateStoreSaveExec", True),
-        ("dedupe", False),
-        ("flatMapGroupsWithState", False),
+        ("stateStoreSave", (), True),
+        ("StatefulStreamlineAggregate", (), True),
+        ("sessionWindowStateStoreSaveExec", (), True),
+        ("dedupe", (), False),
+        ("dedupe", OF_SPARK_4_2, True),
+        ("dedupeWithinWatermark", OF_SPARK_4_2, True),
+        ("flatMapGroupsWithState", OF_SPARK_4_2, False),
     ],
 )
 def test_zeros_are_one_key_where_spark_groups_by_it(
-    tmp_path: Path, operator: str, *, merges: bool
+    tmp_path: Path, operator: str, conf: tuple[str, ...], *, merges: bool
 ) -> None:
-    """Catches a row under -0.0, which an aggregation never finds, in real-time mode neither."""
+    """Catches a row under -0.0, which Spark never finds, in real-time mode neither."""
     family = ColumnFamily(0, "default", schema_of(d="double"), schema_of(n="long"))
     made = MadeCheckpoint(
         str(tmp_path / "query"), operators=((operator, (WordStore((family,), columns=("d",)),)),)
     )
     made.run_batch({("default", unsafe_row(0)): (1,)})  # the bits of 0.0
+    entry = Path(made.path, "offsets", "0")
+    version, metadata, *sources = entry.read_text().splitlines()
+    fields = json.loads(metadata)
+    fields["conf"] |= dict.fromkeys(conf, "false")
+    entry.write_text("\n".join([version, json.dumps(fields), *sources]))
 
     Checkpoint(made.path).edit(0, upsert=pa.table({"key.d": [-0.0], "value.n": [2]}))
 

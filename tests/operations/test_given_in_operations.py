@@ -635,6 +635,31 @@ def test_time_of_nanoseconds_is_refused_by_name(tmp_path: Path, kind: str) -> No
     assert f"type='{kind}'" in run("read", path, status=1)
 
 
+def test_key_with_a_map_is_found_and_edited_whatever_its_order(tmp_path: Path) -> None:
+    """Catches a key that an aggregation has, and that nobody finds or forgets; or has twice."""
+    of = family({"m": given.map_of("string", "double")}, {"n": "long"})
+    checkpoint = Checkpoint(make(tmp_path, of, {}))
+    one, other = [("b", math.nan), ("a", -0.0)], [("a", 0.0), ("b", math.nan)]
+    table = pa.table(
+        {
+            "key.m": pa.array([one, [("c", 1.0)]], pa.map_(pa.string(), pa.float64())),
+            "value.n": [1, 2],
+        }
+    )
+    checkpoint.edit(upsert=table)
+    twice = table.set_column(0, "key.m", pa.array([one, other], table.schema.field(0).type))
+
+    assert repr(other) in repr(checkpoint.rows().read()["key"].to_pylist())
+    for key in (one, other, dict(one)):
+        assert checkpoint.rows().find([key])["value"].to_pylist() == [{"n": 1}]
+    assert checkpoint.rows().find([[("a", 0.0)]]).num_rows == 0
+    with pytest.raises(InvalidArgumentError) as refused:
+        checkpoint.edit(upsert=twice)
+    assert refused.value.kind == "duplicate-key"
+    checkpoint.forget(keys=table.select(["key.m"]).slice(0, 1))
+    assert checkpoint.rows().read()["value"].to_pylist() == [{"n": 2}]
+
+
 class _Unhashed(WordStore):
     """A store whose keys may be of any type."""
 

@@ -306,7 +306,9 @@ def test_both_forms_of_a_value_at_once_are_refused() -> None:
 
 @pytest.mark.parametrize("merges_zeros", [True, False])
 def test_keys_are_numbers_as_spark_groups_by_them(*, merges_zeros: bool) -> None:
-    """Catches a key that Spark never finds: a NaN of numpy has other bits than Spark's."""
+    """Catches a key that Spark never finds: a NaN of numpy has other bits than Spark's, which an
+    operator that does not group by it has as they are.
+    """
     nan = np.frombuffer(bytes.fromhex("010000000000f8ff"), "<f8")[0]
     family = family_of({"k": "double", "s": struct(a="float"), "l": array("double")})
     given = pa.table(
@@ -330,10 +332,70 @@ def test_keys_are_numbers_as_spark_groups_by_them(*, merges_zeros: bool) -> None
             "key.l": [[math.nan, None], [zero], []],
         }
     )
+    plain = plain if merges_zeros else given
     (expected,) = FamilyColumns("default", family, merges_zeros=False).keys(plain.to_batches())
     assert encoded.equals(expected)
+    assert (nan.tobytes() in encoded[0].as_py()) != merges_zeros
     assert decode_keys(encoded, family)[1].as_py()["k"] == 0
     assert math.copysign(1, decode_keys(encoded, family)[1].as_py()["k"]) == math.copysign(1, zero)
+
+
+MAPS: list[tuple[Any, Any, list[Any]]] = [
+    ("binary", "long", [(b"\x80", 1), (b"\x7f\0", 2), (b"\x7f", 3), (b"", 4)]),
+    ("boolean", "long", [(True, 1), (False, 2)]),
+    ("byte", "long", [(5, 1), (-5, 2)]),
+    ("decimal(30,2)", "long", [(Decimal(1), 1), (Decimal("-5.00"), 2), (Decimal("1e20"), 3)]),
+    ("date", "long", [(dt.date(2020, 1, 1), 1), (dt.date(1950, 1, 1), 2)]),
+    ("interval year to month", "long", [((3, 0, 0), 1), ((-14, 0, 0), 2), ((0, 0, 0), 3)]),
+    (array("integer"), "long", [([2], 1), ([1, 5], 2), ([1], 3), ([None], 4), ([], 5)]),
+    (struct(a="integer", b="string"), "long",
+     [({"a": 2, "b": "x"}, 1), ({"a": 1, "b": "z"}, 2), ({"a": 1, "b": None}, 3),
+      ({"a": None, "b": "q"}, 4)]),
+    ("string", "long",
+     [("zz", 1), ("\U0001f600", 2), ("\xe9", 3), ("\uff5a", 4), ("", 5), ("a", 6)]),
+    ("double", "double", [(2.0, -0.0), (math.nan, -math.nan), (-0.0, 1.0), (-math.inf, 0.0)]),
+    ("string", map_of("integer", "float"), [("b", [(2, 1.0), (1, -0.0)]), ("a", None)]),
+    ("string", array(map_of("long", "string")), [("b", [[(2, "x"), (1, "y")], None]), ("a", [])]),
+]  # fmt: skip
+SORTED_BY_SPARK: list[list[Any]] = [
+    [(b"", 4), (b"\x7f", 3), (b"\x7f\0", 2), (b"\x80", 1)],
+    [(False, 2), (True, 1)],
+    [(-5, 2), (5, 1)],
+    [(Decimal("-5.00"), 2), (Decimal(1), 1), (Decimal("1e20"), 3)],
+    [(dt.date(1950, 1, 1), 2), (dt.date(2020, 1, 1), 1)],
+    [((-14, 0, 0), 2), ((0, 0, 0), 3), ((3, 0, 0), 1)],
+    [([], 5), ([None], 4), ([1], 3), ([1, 5], 2), ([2], 1)],
+    [({"a": None, "b": "q"}, 4), ({"a": 1, "b": None}, 3), ({"a": 1, "b": "z"}, 2),
+     ({"a": 2, "b": "x"}, 1)],
+    [("", 5), ("a", 6), ("zz", 1), ("\xe9", 3), ("\uff5a", 4), ("\U0001f600", 2)],
+    [(-math.inf, 0.0), (-0.0, 1.0), (2.0, 0.0), (math.nan, math.nan)],
+    [("a", None), ("b", [(1, 0.0), (2, 1.0)])],
+    [("a", []), ("b", [[(1, "y"), (2, "x")], None])],
+]  # fmt: skip
+"""The keys that an aggregation of Spark 4.3 has in its state, by each of these maps."""
+
+
+@pytest.mark.parametrize("case", range(len(MAPS)))
+@pytest.mark.parametrize("merges", [True, False], ids=["aggregates", "others"])
+def test_maps_in_keys_are_sorted_as_spark_groups_by_them(case: int, *, merges: bool) -> None:
+    """Catches a key that an aggregation never finds, since its map has another order."""
+    key, value, entries = MAPS[case]
+    kind = map_of(key, value)
+    family = family_of({"m": kind, "s": struct(m=kind)})
+    arrow: Any = parse_schema(schema_of({"m": kind})).arrow
+    maps = [[], entries, None, entries[::-1], []]
+
+    def encoded(maps: list[Any], *, merges: bool) -> list[bytes]:
+        column = pa.array(maps, arrow.field(0).type)
+        within = pa.StructArray.from_arrays([column], ["m"])
+        batch = pa.record_batch({"key.m": column, "key.s": within}).slice(1)
+        (found,) = FamilyColumns("default", family, merges).keys([batch])
+        made: list[bytes] = found.to_pylist()
+        return made
+
+    found = SORTED_BY_SPARK[case]
+    wanted = [[], found, None, found, []] if merges else maps
+    assert encoded(maps, merges=merges) == encoded(wanted, merges=False)
 
 
 def test_values_keep_their_zeros_and_nans() -> None:

@@ -156,7 +156,7 @@ def test_keys_of_a_type_that_cannot_be_read_are_no_damage(tmp_path):
     operators = [("stateStoreSave", [UnreadableStore("default", ("t",))])]
     made = MadeCheckpoint(str(tmp_path / "checkpoint"), operators=operators)
     for batch in range(2):
-        made.run_batch({number: batch for number in range(9)})
+        made.run_batch(dict.fromkeys(range(9), batch))
     checkpoint = Checkpoint(made.path)
 
     deep = checkpoint.verify(deep=True)

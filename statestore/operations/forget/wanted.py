@@ -40,7 +40,7 @@ class Wanted:
         where: A condition in SQL over the columns of the grouping key; None where keys are given.
         keys: Grouping keys as Arrow data, or a `pathlib.Path` of a file: columns `key.NAME` or a
             struct `key`; None with `where`. What can be read once only is read here.
-        merges_zeros: Whether 0.0 and -0.0 are one key to the operator.
+        merges_zeros: As `FamilyColumns.merges_zeros`.
 
     Attributes:
         encoded: Grouping keys that are given, as bytes; of a condition none.

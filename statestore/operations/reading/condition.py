@@ -238,9 +238,7 @@ class Condition:
             raise self._refused(error) from error
         return bound
 
-    def _check_types(
-        self, statement: Node, expression: Node, paths: Sequence[ColumnPath]
-    ) -> None:
+    def _check_types(self, statement: Node, expression: Node, paths: Sequence[ColumnPath]) -> None:
         """Check that only what is alike is compared: DuckDB casts `shop` in `shop = 7`."""
         groups: list[tuple[Node | None, list[Node]]] = [(None, [expression])]
         groups += [

@@ -205,7 +205,14 @@ def find_key(rows: FoundRows, key: Sequence[Any]) -> pa.Table:
         )
     wanted = [_literal(*pair) for pair in zip(key, schema.types, schema.names, strict=False)]
     found: list[pa.RecordBatch] = []
-    asked = Asked({(0, ordinal): value for ordinal, value in enumerate(wanted)})
+    # Spark's hash of a map depends on the order of its entries, and equality does not.
+    asked = Asked(
+        {
+            (0, ordinal): value
+            for ordinal, value in enumerate(wanted)
+            if not _has_maps(schema.types[ordinal])
+        }
+    )
     for batch in read_batches(rows, asked=asked):
         keys = batch.column("key")
         mask = np.ones(batch.num_rows, bool)
@@ -213,6 +220,10 @@ def find_key(rows: FoundRows, key: Sequence[Any]) -> pa.Table:
             mask &= _equals(child(keys, ordinal), value)
         found.append(pick(batch, mask))
     return pa.Table.from_batches(found)
+
+
+def _has_maps(kind: SparkType) -> bool:
+    return kind.kind == "map" or any(map(_has_maps, kind.types))
 
 
 def _literal(value: Any, kind: SparkType, name: str) -> pa.Array[Any]:
@@ -304,9 +315,13 @@ def _equals(column: pa.Array[Any], value: pa.Array[Any]) -> npt.NDArray[np.bool_
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return whether values are equal, where NaN is one number."""
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same, one, other))
+    """Return whether values are equal, where NaN is one number and a map has no order."""
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        if len(one) != len(other):
+            return False
+        if one and type(one[0]) is tuple:  # entries of a map, each a key of its own
+            return all(any(_same(entry, each) for each in other) for entry in one)
+        return all(map(_same, one, other))
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
     return bool(one == other or (one != one and other != other))

@@ -163,7 +163,8 @@ def _shape(
     )
     is_keyed = any(partition_key_columns(store.name, family) for family in families)
     num_states = num_partitions if is_keyed else 1
-    return StoreShape(operator.id, store.name, new, num_states, (), merges_zeros(operator))
+    zeros = merges_zeros(operator, checkpoint.conf)
+    return StoreShape(operator.id, store.name, new, num_states, (), zeros)
 
 
 def _families(

@@ -26,6 +26,7 @@ The same values in another layout of Arrow (dictionary, runs, views, large offse
 from __future__ import annotations
 
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,6 +40,8 @@ from statestore.core.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    import numpy.typing as npt
 
 OTHER_SCHEMA = "; of another schema transform makes values: --change-schema, change_schema=True"
 """Of an error about values: what may have been meant."""
@@ -220,17 +223,14 @@ def _struct(column: Any, kind: SparkType, name: str) -> Any:
 
 def _elements(column: Any, kind: SparkType, name: str) -> pa.Array[Any]:
     """Return a column of arrays or maps."""
-    import pyarrow.compute as pc
-
     given = column.type
     if pa.types.is_map(given) and kind.kind == "map":
-        entry = pa.struct([("key", given.key_type), ("value", given.item_type)])
-        column = column.cast(pa.list_(entry))
+        column = column.cast(_as_lists(given))
     elif not _is_list(given):
         raise _wrong_type(column, kind, name)
-    counts = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
-    ends = np.cumsum(counts)
-    offsets = from_numpy(np.append(0, ends).astype(np.int32), pa.int32())
+    starts = _offsets(column)
+    counts, ends = np.diff(starts), starts[1:]
+    offsets = from_numpy(starts, pa.int32())
     mask = column.is_null()
     of_entry = SparkType("struct", kind.fields, never_null=kind.never_null)
     with row_told(lambda element: int(np.searchsorted(ends, element, side="right"))):
@@ -241,6 +241,11 @@ def _elements(column: Any, kind: SparkType, name: str) -> pa.Array[Any]:
         entries: Any = conform(column.flatten(), of_entry, f"{name}[]")
     _refuse_doubles(entries.field(0), counts, f"{name}[].key")
     return _made(pa.MapArray, kind.arrow, mask, offsets, *entries.flatten())
+
+
+def _as_lists(kind: Any) -> pa.DataType:
+    """Return the type of the lists of entries that maps are."""
+    return pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)]))
 
 
 def refuse_nulls(columns: Sequence[Any], kind: SparkType, name: str, within: Any = None) -> None:
@@ -389,35 +394,76 @@ def _require(holds: Any, column: Any, reason: str) -> None:
         raise pa.ArrowInvalid(reason)
 
 
-def normalized(column: Any, kind: SparkType, *, zeros: bool) -> Any:
-    """Return keys as Spark groups by them: one NaN, and 0.0 for -0.0; also within other types.
+def normalized(column: Any, kind: SparkType) -> Any:
+    """Return keys in the form in which Spark groups by them, also within other types.
+
+    Every NaN is one, -0.0 is 0.0, and maps have their entries in the order of their keys; of those
+    Spark leaves the numbers as they are.
 
     Args:
         column: Of the type.
         kind: The type.
-        zeros: Whether -0.0 becomes 0.0, as where Spark aggregates and joins.
     """
     import pyarrow.compute as pc
 
-    if not _has_floats(kind):
+    if not _has_forms(kind):
         return column
     if kind.kind in _FLOATING:
         # Adding 0.0 makes 0.0 of -0.0 and leaves every other number.
-        found = pc.add(column, pa.scalar(0.0, column.type)) if zeros else column
+        found = pc.add(column, pa.scalar(0.0, column.type))
         return pc.if_else(pc.is_nan(found), pa.scalar(float("nan"), column.type), found)
     if kind.kind == "struct":
         children = [
-            normalized(part, of, zeros=zeros)
-            for part, of in zip(column.flatten(), kind.types, strict=True)
+            normalized(part, of) for part, of in zip(column.flatten(), kind.types, strict=True)
         ]
         fields = list(column.type)
         return pa.StructArray.from_arrays(children, fields=fields, mask=column.is_null())
-    counts = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
-    offsets = from_numpy(np.append(0, np.cumsum(counts)).astype(np.int32), pa.int32())
-    values = normalized(column.flatten(), kind.types[0], zeros=zeros)
-    return _made(pa.ListArray, column.type, column.is_null(), offsets, values)
+    mask = column.is_null()
+    if kind.kind == "array":
+        offsets = _offsets(column)
+        values = normalized(column.flatten(), kind.types[0])
+        return _made(pa.ListArray, column.type, mask, from_numpy(offsets, pa.int32()), values)
+    entries = column.cast(_as_lists(column.type))
+    offsets = _offsets(entries)
+    keys, values = entries.flatten().flatten()
+    of_map = np.repeat(np.arange(len(column)), np.diff(offsets))
+    order = from_numpy(np.lexsort((_ranks(keys, kind.types[0]), of_map)), pa.int64())
+    values = normalized(values.take(order), kind.types[1])
+    parts = from_numpy(offsets, pa.int32()), keys.take(order), values
+    return _made(pa.MapArray, column.type, mask, *parts)
 
 
-def _has_floats(kind: SparkType) -> bool:
-    # A map is no key of Spark's.
-    return kind.kind in _FLOATING or (kind.kind != "map" and any(map(_has_floats, kind.types)))
+def _has_forms(kind: SparkType) -> bool:
+    return kind.kind in (*_FLOATING, "map") or any(map(_has_forms, kind.types))
+
+
+def _offsets(lists: Any) -> npt.NDArray[np.int32]:
+    """Return where each list begins among the elements of all, and where the last one ends."""
+    import pyarrow.compute as pc
+
+    counts = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
+    return np.append(0, np.cumsum(counts)).astype(np.int32)
+
+
+def _ranks(column: Any, kind: SparkType) -> npt.NDArray[np.int64]:
+    """Return numbers that sort as Spark sorts a column: nulls first, NaN last."""
+    import pyarrow.compute as pc
+
+    found: Any
+    if kind.kind == "void":
+        found = np.zeros(len(column), np.int64)
+    elif kind.kind == "year-month interval":
+        found = to_numpy(column, INTERVAL)["months"].astype(np.int64)
+    elif kind.kind in ("struct", "array"):
+        keys: list[tuple[int, ...]]
+        if kind.kind == "struct":
+            parts = map(_ranks, column.flatten(), kind.types)
+            keys = list(zip(*(part.tolist() for part in parts), strict=True)) or [()] * len(column)
+        else:
+            elements = _ranks(column.flatten(), kind.types[0]).tolist()
+            keys = [tuple(elements[one:end]) for one, end in pairwise(_offsets(column).tolist())]
+        places = {key: place for place, key in enumerate(sorted({*keys}))}
+        found = np.array([places[key] for key in keys], np.int64)
+    else:
+        found = pc.rank(column, tiebreaker="dense").to_numpy(zero_copy_only=False).astype(np.int64)
+    return np.where(unpack(column.is_null()), np.iinfo(np.int64).min, found)

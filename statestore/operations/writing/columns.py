@@ -51,8 +51,8 @@ class FamilyColumns:
     Attributes:
         store: Name of its store.
         family: The column family, with the schemas that it has afterwards.
-        merges_zeros: Whether Spark takes -0.0 for 0.0 in keys, as where it aggregates and joins;
-            else they are two keys.
+        merges_zeros: Whether Spark takes -0.0 for 0.0 in keys, and brings the rest of them into one
+            form as well, as `normalized` does; else they are what was given.
     """
 
     store: str
@@ -145,7 +145,7 @@ class FamilyColumns:
         ]
         refuse_nulls(children, kind, side)
         made = pa.Array.from_buffers(kind.arrow, batch.num_rows, [None], children=children)
-        return normalized(made, kind, zeros=self.merges_zeros) if side == "key" else made
+        return normalized(made, kind) if side == "key" and self.merges_zeros else made
 
 
 def _is_void(kind: SparkType) -> bool:

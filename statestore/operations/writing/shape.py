@@ -11,7 +11,7 @@ from statestore.operations.addresses import find_place
 from statestore.operations.full_state import dealt_anew
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from statestore.checkpoint.commit import NewVersion
     from statestore.checkpoint.operator_metadata import OperatorInfo
@@ -27,11 +27,21 @@ _MERGE_ZEROS = {
     JOIN_OPERATOR,
 }
 """Operators, by Spark's short names, that aggregate or join."""
+_DEDUPLICATE = {"dedupe", "dedupeWithinWatermark"}
+_SINCE_4_2 = "spark.sql.streaming.stateStore.rowChecksum.enabled"
+"""Spark 4.2 and later have it in the conf of every batch."""
 
 
-def merges_zeros(operator: OperatorInfo) -> bool:
-    """Return whether 0.0 and -0.0 are one key to an operator: it aggregates or joins."""
-    return operator.name in _MERGE_ZEROS
+def merges_zeros(operator: OperatorInfo, conf: Mapping[str, str]) -> bool:
+    """Return whether Spark brings the keys of an operator into one form, as `normalized` does.
+
+    It does so where it aggregates and joins, and since Spark 4.2 where it drops duplicates.
+
+    Args:
+        operator: The operator.
+        conf: Of the query's newest batch.
+    """
+    return operator.name in _MERGE_ZEROS or (operator.name in _DEDUPLICATE and _SINCE_4_2 in conf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +54,7 @@ class StoreShape:
         new: A version of it, but for its ID and row counts.
         num_states: State partitions that it has: 1, or those of the query.
         heads: The version that is there, by state partition; none where the query has not run.
-        merges_zeros: Whether Spark takes -0.0 for 0.0 in its keys.
+        merges_zeros: As `FamilyColumns.merges_zeros`.
     """
 
     operator: int
@@ -85,7 +95,7 @@ def shapes_of(version: CommittedVersion) -> tuple[StoreShape, ...]:
             of = heads[operator.id, store_info.name]
             trailers = [head.trailer for head in of]
             new = dealt_anew(trailers, version.num_partitions, trailers[0].max_parallelism)
-            zeros = merges_zeros(operator)
+            zeros = merges_zeros(operator, version.checkpoint.conf)
             found.append(StoreShape(operator.id, store_info.name, new, len(of), tuple(of), zeros))
     return tuple(found)
 
