@@ -142,7 +142,8 @@ class S3Server:
         `replaced` is the answer to a copy of a part of an object that is another by now.
         `no-upload` is the answer where an upload in parts has ended, and `page` that of a web
         server. `kms-throttled` is a refusal of the server of keys. `needs-md5` refuses a request
-        without. A function is called before the request is refused.
+        without, `without-tags` one that names them. A function is called before the request is
+        refused.
         """
         self._faults += [(method, fault)] * times
 
@@ -213,6 +214,10 @@ class S3Server:
         if fault == "page":
             start_response("200 OK", [("Content-Type", "text/html")])
             return [b"<html>Welcome</html>"]
+        if fault == "without-tags":
+            if "HTTP_X_AMZ_TAGGING_DIRECTIVE" in environ:
+                return _refuse(start_response, "501 Not Implemented", "NotImplemented")
+            fault = None
         if fault == "replaced":
             return _refuse(start_response, "412 Precondition Failed", "PreconditionFailed")
         if fault == "no-upload":

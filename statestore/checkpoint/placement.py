@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import posixpath
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,7 @@ from statestore.core.errors import (
     IncompatibleError,
     InvalidArgumentError,
     NotFoundError,
+    StorageError,
 )
 from statestore.core.ids import RandomIds, is_checkpoint_id
 from statestore.core.json_fields import MalformedError, parse_fields
@@ -147,15 +147,29 @@ def require_own_state(
 
     Raises:
         IncompatibleError: The state was made for another checkpoint (kind other-checkpoint).
-        CorruptionError, StorageError: As `read_owner`; or what `is_here` raised.
+        CorruptionError, StorageError: As `read_owner`; or `is_here` could not tell.
     """
     owner = read_owner(state_io, state_root)
     if owner is None or owner == uri:
         return
-    # What cannot be asked at all is no other name of it; a storage that fails is asked again.
-    with suppress(IncompatibleError, InvalidArgumentError, NotFoundError):
+    try:
         if is_here(owner):
             return
+    except (IncompatibleError, InvalidArgumentError, NotFoundError):
+        pass  # a place that cannot be asked at all is no other name of this one
+    except StorageError as error:
+        if error.kind != "directory-gone":
+            raise StorageError(
+                "the state names another checkpoint, and whether that is this one by another name "
+                "cannot be found out",
+                kind=error.kind,
+                checkpoint=posixpath.dirname(uri),
+                state=state_root,
+                belongs_to=owner,
+                reason=str(error),
+                to_fix="let that be reached, and try again; or, if this one was moved and the "
+                f"other is no more, write {uri} as `checkpoint` into {state_root}/{OWNER_NAME}",
+            ) from error
     raise IncompatibleError(
         "the state is that of another checkpoint, which would lose it",
         kind="other-checkpoint",

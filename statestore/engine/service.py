@@ -135,6 +135,15 @@ class EngineService:
         except StateStoreError as error:
             reply = _error(error, error)
             logger.info("call failed: error=%s", error)
+        except MemoryError as error:
+            wrapped: StateStoreError = StorageError(
+                "the engine has no memory left",
+                reason=f"{type(error).__name__}: {error}",
+                to_fix="give executors more memory (spark.executor.memoryOverhead), or the query "
+                "more state partitions",
+            )
+            reply = _error(wrapped, error)
+            logger.exception("call failed")
         except Exception as error:
             wrapped = InternalError(
                 "the engine failed",

@@ -79,6 +79,7 @@ _RENEWAL_S = 5.0
 _MAX_ETAGS = 10_000
 """Fetched objects of which the ETag is remembered; one that is forgotten is sent again."""
 _NOT_MODIFIED = "304"
+_NOT_IMPLEMENTED = 501
 _PUBLICATION = "statestore-publication"
 _BROKEN_READS = (IncompleteReadError, ReadTimeoutError, ResponseStreamingError, HTTPError)
 
@@ -320,16 +321,24 @@ class S3FileIO:
             else:
                 raise existing_file(new_path)
             source = {"Bucket": bucket, "Key": key}
-            # Without tags, which only another permission than that of the object's bytes shows.
-            how = {"TaggingDirective": "REPLACE", **self._encryption()}
             try:
-                self._client.copy(source, new_bucket, new_key, ExtraArgs=how)
+                self._copy(source, new_bucket, new_key)
             except _REPLACED as error:  # each part is asked for by the tag of the first
                 raise replaced_file(path) from error
             except ClientError as error:
                 # Of the copy in parts that had ended the reply was lost.
                 if not is_upload_gone(error) or not self._is_like(path, new_path):
                     raise
+
+    def _copy(self, source: dict[str, str], bucket: str, key: str) -> None:
+        """Copy without tags, which another permission shows than that of the object's bytes."""
+        how = {"TaggingDirective": "REPLACE", **self._encryption()}
+        try:
+            self._client.copy(source, bucket, key, ExtraArgs=how)
+        except ClientError as error:
+            if status_of(error) != _NOT_IMPLEMENTED:  # as servers say that have no tags
+                raise
+            self._client.copy(source, bucket, key, ExtraArgs=self._encryption())
 
     def _is_like(self, *paths: str) -> bool:
         """Return whether objects are there, of one size."""

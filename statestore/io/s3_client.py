@@ -136,7 +136,8 @@ def make_client(settings: S3Settings) -> tuple[Any, bool]:
         events.register("before-call.s3.DeleteObjects", _add_md5)
         # Other servers of S3's protocol do not all know the checksums that boto sends unasked. The
         # client alone knows its server: environment and profile name one, too.
-        if "AWS_REQUEST_CHECKSUM_CALCULATION" not in os.environ:
+        is_asked = "AWS_REQUEST_CHECKSUM_CALCULATION" in os.environ
+        if not is_asked and "request_checksum_calculation" not in descriptions.get_scoped_config():
             client.meta.config.request_checksum_calculation = "when_required"
             client.meta.config.response_checksum_validation = "when_required"
     # Once for each try on the wire.

@@ -354,6 +354,16 @@ def test_lost_reply_to_the_end_of_a_copy_in_parts_is_read_back(
             io.read_tail(f"/{bucket}/b", 1)
 
 
+def test_file_is_copied_on_a_server_that_has_no_tags(io, s3_server, bucket):
+    """Catches a branch that such a server refuses for ever."""
+    io.write(f"/{bucket}/a", b"rows", sync=True, overwrite=False)
+    s3_server.fail("PUT", "without-tags", times=2)
+
+    io.link(f"/{bucket}/a", f"/{bucket}/b", sync=True)
+
+    assert io.read_tail(f"/{bucket}/b", 4)[0] == b"rows"
+
+
 def test_file_that_is_replaced_while_it_is_copied_is_named(io, s3_server, bucket, local_file):
     """Catches an error of a library that nothing of ours turns into one."""
     io.publish(local_file(bytes(LARGE)), f"/{bucket}/a", sync=True, overwrite=False)

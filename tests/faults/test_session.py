@@ -6,6 +6,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from statestore.backends.filesystem.versions import FilesystemVersions
@@ -24,6 +25,7 @@ from statestore.engine.session import Session, snapshot_pool
 from statestore.io.local import LocalFileIO
 from statestore.testing.deltas import new_version, write_stream
 from tests.fault_io import Fault, FaultFileIO
+from tests.shim import Engine
 
 G = 8
 OPTIONS = StateStoreOptions(
@@ -109,6 +111,20 @@ def test_snapshot_is_written_where_its_directory_was_cleaned_up(tmp_path):
 
     bench.wait_for_snapshot(3)
     bench.pool.shutdown()
+
+
+def test_lack_of_memory_in_an_engine_is_told_as_such(tmp_path):
+    """Catches a user who is asked to report a bug, and whose executors need more memory."""
+    engine = Engine(str(tmp_path / "scratch"))
+
+    def lack(_request):
+        raise pa.ArrowMemoryError("malloc of size 64 failed")
+
+    engine._operations["status"] = lack
+    error = engine.request("status")["error"]
+
+    assert (error["class"], error["kind"]) == ("StorageError", "storage")
+    assert "the engine has no memory left: reason='ArrowMemoryError: malloc" in error["message"]
 
 
 def test_commit_that_waits_for_a_snapshot_shows_signs_of_life(bench, monkeypatch):

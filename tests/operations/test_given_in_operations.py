@@ -28,8 +28,6 @@ from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotF
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.trial.rule import Rule, compare_state
 from statestore.operations.writing.given import rows_of
-
-
 from statestore.testing.checkpoints import MadeCheckpoint
 from statestore.testing.stores import schema_of
 from statestore.ui.answers import follow_key

@@ -12,6 +12,7 @@ import pytest
 
 from statestore import Checkpoint
 from statestore.checkpoint.lease import Holder, Lease, Leases
+from statestore.checkpoint.placement import require_own_state
 from statestore.core.clock import ManualClock, SystemClock
 from statestore.core.errors import CorruptionError, IncompatibleError, InUseError, StorageError
 from statestore.core.ids import RandomIds
@@ -456,6 +457,24 @@ def test_checkpoint_that_was_moved_is_changed_when_its_state_says_where_it_is(tm
     owner.write_text(json.dumps({"checkpoint": f"{tmp_path}/moved/state"}))
     Checkpoint(tmp_path / "moved").rescale(4)
     assert Checkpoint(tmp_path / "moved").verify(deep=True).ok
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"), [("permission-denied", StorageError), ("directory-gone", IncompatibleError)]
+)
+def test_checkpoint_that_was_moved_is_told_what_to_do_where_its_old_place_fails(
+    tmp_path, kind, found
+):
+    """Catches an error about a storage that is no more, which no one can mend."""
+    io = MemoryFileIO(str(tmp_path))
+    io.write("/s/checkpoint.json", b'{"checkpoint":"s3://old/state"}', sync=True, overwrite=False)
+
+    def ask(_uri):
+        raise StorageError("cannot list", kind=kind, to_fix="give rights")
+
+    with pytest.raises(found, match="belongs_to='s3://old/state'") as caught:
+        require_own_state("s3://new/state", io, "/s", ask)
+    assert "write s3://new/state as `checkpoint` into /s/checkpoint.json" in caught.value.to_fix
 
 
 class Suspended(Storage):

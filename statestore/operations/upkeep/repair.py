@@ -155,9 +155,10 @@ def repair(
         for batch in reversed(found.uncommits):
             _set_aside(one, checkpoint.commits, batch, found.aside)
         num_partitions = checkpoint.num_partitions_at(found.version)
-        # Also what says of the batch that runs again with which schemas it did: by that, Spark
-        # would take them for those of before. And after a kill, where nothing else is left to do.
-        one.write_num_partitions(num_partitions, found.version)
+        if found.is_needed:
+            # Also what says of the batch that runs again with which schemas it did: by that, Spark
+            # would take them for those of before.
+            one.write_num_partitions(num_partitions, found.version)
         for batch in reversed(found.unplans):
             _set_aside(one, checkpoint.offsets, batch, found.aside)
         one.result |= {
