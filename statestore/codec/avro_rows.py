@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from statestore.codec.byte_ranges import unreadable
-from statestore.core.errors import IncompatibleError
+from statestore.core.errors import IncompatibleError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from statestore.codec.byte_ranges import ByteRanges
@@ -61,12 +61,13 @@ def decode_avro_rows(rows: ByteRanges, schema: SparkType) -> pa.Array[Any]:
 
     Raises:
         CorruptionError: The bytes are not records of the schema.
-        IncompatibleError: Avro lacks a type of it; or the library that reads Avro is missing.
+        IncompatibleError: Avro lacks a type of it.
+        InvalidArgumentError: fastavro is not installed.
     """
     try:
         from fastavro import schemaless_reader
     except ImportError as error:
-        raise IncompatibleError(
+        raise InvalidArgumentError(
             "rows are encoded as Avro, and the package that reads it is not installed",
             missing="fastavro",
             to_fix="pip install 'statestore[avro]'",

@@ -275,10 +275,10 @@ def merge_rows(
     # Of a key that changes often most rows go: values are put together of those that stay.
     if not (ops == MERGE).any():
         counts = np.append(starts_key[1:], True) & (ops == PUT)
-        return _as_puts(take_rows(pieces, order[counts]))
+        return _as_puts(_taken(pieces, order[counts]))
     key_number = np.cumsum(starts_key) - 1
     counts = _counting(ops, key_number)
-    return _joined(take_rows(pieces, order[counts]), key_number[counts])
+    return _joined(_taken(pieces, order[counts]), key_number[counts])
 
 
 _EMPTY = no_rows(SCHEMA)
@@ -297,12 +297,8 @@ def _single_batch(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0]
 
 
-def take_rows(pieces: Sequence[pa.RecordBatch], rows: npt.NDArray[np.int64]) -> pa.RecordBatch:
-    """Return rows by their number in all pieces together; values of others are not copied.
-
-    Raises:
-        InternalError: A column of them has more than 2 GiB.
-    """
+def _taken(pieces: Sequence[pa.RecordBatch], rows: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """Return rows by their number in all pieces together; values of others are not copied."""
     if not len(rows):
         return _EMPTY
     ends = np.cumsum([piece.num_rows for piece in pieces])

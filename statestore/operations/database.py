@@ -18,7 +18,7 @@ _CONFIG: dict[str, Any] = {
     "python_enable_replacements": False,
 }
 
-OUT_ROWS = 512
+OUT_ROWS = 256
 """Rows of a batch that comes out: rows may be wide, and a column of a batch holds 2 GiB at most.
 `gather` puts batches of narrow rows together."""
 QUERY_INTERRUPTED = "Query interrupted"

@@ -16,13 +16,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statestore.codec.merge import merge_runs, take_rows
+from statestore.codec.merge import merge_runs
 from statestore.codec.rows import (
     DELETE,
     MAX_BATCH_BYTES,
     MERGE,
     PUT,
     SCHEMA,
+    from_numpy,
     parts_by_bytes,
     pick,
     to_numpy,
@@ -123,10 +124,30 @@ class ArrowRun:
         else:
             end = self._first_at(column_family, following)
         rows = self._by_key[start:end].astype(np.int64)
-        sizes = self._row_bytes[rows]
-        return [
-            take_rows(self._batches, rows[part]) for part in parts_by_bytes(sizes, MAX_BATCH_BYTES)
-        ]
+        parts = parts_by_bytes(self._row_bytes[rows], MAX_BATCH_BYTES) if len(rows) else ()
+        return [self._take(rows[part]) for part in parts]
+
+    def _take(self, rows: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        """Return rows by their numbers, at a cost that goes by these alone."""
+        batches = np.searchsorted(self._ends, rows, side="right")
+        pieces: list[pa.RecordBatch] = []
+        for number in np.unique(batches):
+            batch = self._batches[number]
+            start = int(self._ends[number]) - batch.num_rows
+            own = rows[batches == number] - start
+            pieces.append(batch.take(from_numpy(own, pa.int64())))
+        if len(pieces) == 1:
+            return pieces[0]
+        places = np.empty(len(rows), np.int64)
+        places[np.argsort(batches, kind="stable")] = np.arange(len(rows))
+        joined: pa.RecordBatch
+        (joined,) = pa.Table.from_batches(pieces).combine_chunks().to_batches()
+        return joined.take(from_numpy(places, pa.int64()))
+
+    @cached_property
+    def _ends(self) -> npt.NDArray[np.int64]:
+        """Return the number of rows up to the end of each batch."""
+        return np.cumsum([batch.num_rows for batch in self._batches], dtype=np.int64)
 
     @cached_property
     def _row_bytes(self) -> npt.NDArray[np.int64]:

@@ -387,6 +387,8 @@ TERMS = pa.RecordBatch.from_arrays(
         "term IS NOT DISTINCT FROM INTERVAL 14 MONTH",
         "CASE term WHEN INTERVAL 14 MONTH THEN true END",
         "[term] = [INTERVAL 14 MONTH]",
+        "list_contains([term], INTERVAL 420 DAY)",
+        "greatest(term, INTERVAL 1 DAY) IS NOT NULL",
         "key.term < span",
         "key = {'term': INTERVAL 14 MONTH, 'span': INTERVAL 30 DAY, 'name': 'a'}",
     ],
@@ -404,6 +406,7 @@ def test_interval_of_months_is_not_compared_as_days(text: str) -> None:
         ("date_part('day', term) = 420", [1]),
         ("term IS NOT NULL AND name = 'b'", [1]),
         ("span = INTERVAL 30 DAY AND span < '31 days' AND name = 'a'", [0]),
+        ("list_contains([span], INTERVAL 30 DAY) AND list_contains(['a', 'x'], name)", [0]),
     ],
 )
 def test_parts_of_an_interval_and_durations_are_compared(text: str, rows: Any) -> None:

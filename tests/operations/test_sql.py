@@ -19,6 +19,7 @@ import pytest
 from statestore import Checkpoint, Savepoint
 from statestore.codec.column_family import ColumnFamily
 from statestore.core.errors import InvalidArgumentError, StateStoreError
+from statestore.operations.database import OUT_ROWS
 from statestore.testing.checkpoints import MadeCheckpoint
 from tests.checkpoints import KEY, VALUE, WordStore, write_checkpoint
 from tests.operations.sql_text import literal, quoted, text
@@ -466,11 +467,11 @@ def test_a_table_that_is_larger_than_the_memory_streams(wide: str) -> None:
 
 def test_wide_rows_come_a_few_at_a_time(hostile: str) -> None:
     """Catches wide rows that are asked of DuckDB together, and are more than one column holds."""
-    sql = "SELECT repeat('x', 100000) AS text FROM range(300)"
+    sql = "SELECT repeat('x', 20000) AS text FROM range(2000)"
 
-    sizes = [batch.nbytes for batch in Checkpoint(hostile).sql(sql).read_batches()]
+    sizes = [batch.num_rows for batch in Checkpoint(hostile).sql(sql).read_batches()]
 
-    assert max(sizes) < 16 << 20 < sum(sizes)
+    assert max(sizes) <= OUT_ROWS < sum(sizes) == 2000
 
 
 def test_what_is_larger_than_the_memory_goes_to_the_disk(wide: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from io import BytesIO
@@ -20,7 +21,7 @@ from statestore.codec.column_family import ColumnFamily
 from statestore.codec.evolution import decode_values
 from statestore.codec.key_bytes import decode_keys
 from statestore.codec.spark_types import SparkType, parse_schema
-from statestore.core.errors import CorruptionError, IncompatibleError
+from statestore.core.errors import CorruptionError, IncompatibleError, InvalidArgumentError
 
 _LEAVES: list[tuple[Any, Any, Any]] = [
     ("boolean", "boolean", True),
@@ -188,3 +189,11 @@ def test_values_and_ordered_keys_have_the_numbers_of_their_schemas_before_them()
         {"a": 7, "b": 9},
         {"a": 7, "b": None},
     ]
+
+
+def test_missing_package_is_no_damage(monkeypatch):
+    """Catches rows that are taken for unreadable, on a machine that lacks what reads them."""
+    monkeypatch.setitem(sys.modules, "fastavro", None)
+
+    with pytest.raises(InvalidArgumentError, match="missing='fastavro'"):
+        decode_avro_rows(None, None)

@@ -257,8 +257,11 @@ class Condition:
                 self._require_logical(of_group, whole=node is None)
                 continue
             if node["class"] != "CAST":
-                self._require_comparable(group, of_group)
                 self._refuse_months(group, of_group, of_months)
+            if node["class"] == "FUNCTION":
+                continue
+            if node["class"] != "CAST":
+                self._require_comparable(group, of_group)
             self._require_whole(group, of_group)
 
     def _require_logical(self, types: list[str], *, whole: bool) -> None:
@@ -499,6 +502,14 @@ def _is_not(node: Node) -> bool:
     return bool(node.get("type") == "OPERATOR_NOT")
 
 
+_COMPARE = {
+    f"{kind}_{what}"
+    for kind in ("list", "array")
+    for what in ("contains", "has", "has_any", "has_all", "position", "indexof")
+} | {"map_contains", "map_contains_value", "greatest", "least"}
+"""Functions of DuckDB that compare their arguments, or elements of these."""
+
+
 def _alike(node: Node) -> Iterator[list[Node]]:
     """Yield expressions in a node that are compared, or cast, or must be true or false."""
     kind = node["class"]
@@ -514,5 +525,8 @@ def _alike(node: Node) -> Iterator[list[Node]]:
         yield node["children"]
     elif kind == "CAST" and node["child"]["class"] == "CONSTANT":
         yield [node["child"], node]
+    elif kind == "FUNCTION" and node["function_name"].lower() in _COMPARE:
+        given = node.get("arguments") or node["children"]
+        yield [one.get("expression", one) for one in given]
     elif kind == "CASE":
         yield [check["when_expr"] for check in node["case_checks"]]
