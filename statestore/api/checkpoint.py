@@ -39,7 +39,7 @@ from statestore.operations.upkeep.retained_savepoints import Retention, retain_s
 from statestore.operations.upkeep.survey import VersionInfo, describe, list_versions
 from statestore.operations.upkeep.verify import verify
 from statestore.operations.writing.decide import decide_edit, decide_rows
-from statestore.operations.writing.shape import merges_zeros
+from statestore.operations.writing.shape import key_form_of
 from statestore.spark.convert import open_conversion
 from statestore.store.store import open_store
 
@@ -840,8 +840,8 @@ class Checkpoint(Directory):
         to = None if certificate is None else CertificateFile(certificate)
         with self._reach.checkpoint() as checkpoint:
             progress = progress or no_progress
-            zeros = merges_zeros(checkpoint.operator(operator), checkpoint.conf)
-            wanted = Wanted(where, keys, merges_zeros=zeros)
+            form = key_form_of(checkpoint.operator(operator), checkpoint.conf)
+            wanted = Wanted(where, keys, key_form=form)
             forget = decide_forget(
                 checkpoint, operator, wanted, all_rows=all_rows, certificate=to, progress=progress
             )
@@ -871,8 +871,8 @@ class Checkpoint(Directory):
         """
         is_of = None if certificate is None else CertificateFile(certificate).is_of
         with self._reach.checkpoint() as checkpoint:
-            zeros = merges_zeros(checkpoint.operator(operator), checkpoint.conf)
-            wanted = Wanted(keys=keys, merges_zeros=zeros)
+            form = key_form_of(checkpoint.operator(operator), checkpoint.conf)
+            wanted = Wanted(keys=keys, key_form=form)
             return search(checkpoint, operator, wanted, is_of)
 
     def savepoint(

@@ -200,12 +200,12 @@ def doctor(
 ) -> None:
     """Check what a query needs on this machine, and say what to fix.
 
-    It starts Java, imports pyspark, opens the jar, and starts and ends an engine. It writes, reads,
-    lists and deletes a small file on the storage: that of --storage, or else the directory for
-    temporary files. Without --backend it checks the state backend that spark-defaults.conf names
-    (in SPARK_CONF_DIR, or else in SPARK_HOME). Where that names none, what only one backend needs
-    is shown too: SKIP and not FAIL where it is missing. Exit status 0 when all is well, 1 when
-    there is something to fix.
+    It starts Java, imports pyspark, opens the jar, and starts and ends an engine. It writes,
+    reads, lists and deletes a small file on the storage, on S3 also one of 16 MiB: that of
+    --storage, or else the directory for temporary files. Without --backend it checks the state
+    backend that spark-defaults.conf names (in SPARK_CONF_DIR, or else in SPARK_HOME). Where
+    that names none, what only one backend needs is shown too: SKIP and not FAIL where it is
+    missing. Exit status 0 when all is well, 1 when there is something to fix.
 
     \b
     Examples:

@@ -24,8 +24,8 @@ class ColumnFamily:
 
     Attributes:
         value_schemas: Where the schema of values may change, every one that rows may have, by
-            Spark's ID; each row then has the ID of its schema behind it. `value_schema` is the
-            newest.
+            ID; each row then has the ID of its schema behind it. `value_schema` is the newest, of
+            the highest ID.
         avro: Rows, also within ordered keys, are encoded as Avro, with the ID in front: only by
             Spark's own RocksDB provider, never in a state file.
     """

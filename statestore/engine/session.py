@@ -291,7 +291,8 @@ class Session:
         is_due = is_forced or self.versions.is_snapshot_due(head, options)
         if is_due and not self.versions.has_snapshot_of(head):
             # Something else may clean up there.
-            Path(self._scratch_directory).mkdir(parents=True, exist_ok=True)
+            for directory in (Path(self._scratch_directory).parent, Path(self._scratch_directory)):
+                directory.mkdir(mode=0o700, exist_ok=True)
             self.versions.take_snapshot(head, self._scratch_directory, options)
 
     def _clean_up(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import builtins
 import errno
+import logging
 import os
 import re
 import shutil
 import stat
 import tempfile
+import threading
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +33,8 @@ from statestore.io.scratch import LOCK_NAME, ScratchDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+_log = logging.getLogger(__name__)
 
 TEMPORARY_PREFIX = ".tmp-"
 _SCHEME = re.compile(r"(s3a?|hdfs|file)(?=:)|[A-Za-z][A-Za-z0-9+.-]*(?=:(/|$))")
@@ -309,6 +313,7 @@ class LocalFileIO:
             # So a file system says that it syncs no directories, as folders of VirtualBox do.
             if error.errno != errno.EINVAL:
                 raise
+            _warn_of_names(os.path.dirname(path))
             return 0.0
 
     def _sync(self, descriptor: int) -> float:
@@ -479,6 +484,20 @@ def named_disk_errors(*directories: str) -> Iterator[None]:
 def _free(directory: str) -> int:
     status = os.statvfs(directory)
     return status.f_bavail * status.f_frsize
+
+
+_warned = threading.Event()
+
+
+def _warn_of_names(directory: str) -> None:
+    """Say, once, that names of files are not on the disk when a write returns."""
+    if not _warned.is_set():
+        _warned.set()
+        _log.warning(
+            "a file system syncs no directories: the newest files may be gone after a power "
+            "failure: directory=%s",
+            directory,
+        )
 
 
 def is_disk_full(error: Exception) -> bool:

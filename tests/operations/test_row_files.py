@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 from statestore.codec.spark_types import parse_schema
 from statestore.core.errors import InvalidArgumentError
+from statestore.operations.writing.casts import KeyForm
 from statestore.operations.writing.given import read_given
 from tests.operations.given import TIME, array, family_of, keys, map_of, schema_of, struct
 
@@ -398,7 +399,7 @@ def test_any_rows_typed_in_a_file_are_those_rows(data: Any) -> None:
     rows = data.draw(st.lists(row, min_size=1, max_size=4))
     as_json = [{name: typed(one[name], kinds[name]) for name in kinds} for one in rows]
     # Of an operator that does not group by them, so that nothing about them is changed.
-    read = partial(read_given, store="default", family=family_of(kinds), merges_zeros=False)
+    read = partial(read_given, store="default", family=family_of(kinds), key_form=KeyForm.GIVEN)
 
     with TemporaryDirectory() as directory:
         lines = Path(directory) / "rows.jsonl"

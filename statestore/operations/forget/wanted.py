@@ -22,6 +22,7 @@ from statestore.codec.rows import from_numpy, rows_by_family
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.key_set import KeySet
 from statestore.operations.reading.condition import Condition
+from statestore.operations.writing.casts import KeyForm
 from statestore.operations.writing.columns import FamilyColumns
 from statestore.operations.writing.given import kept, read_given
 
@@ -40,7 +41,7 @@ class Wanted:
         where: A condition in SQL over the columns of the grouping key; None where keys are given.
         keys: Grouping keys as Arrow data, or a `pathlib.Path` of a file: columns `key.NAME` or a
             struct `key`; None with `where`. What can be read once only is read here.
-        merges_zeros: As `FamilyColumns.merges_zeros`.
+        key_form: As `FamilyColumns.key_form`.
 
     Attributes:
         encoded: Grouping keys that are given, as bytes; of a condition none.
@@ -53,7 +54,7 @@ class Wanted:
     """
 
     def __init__(
-        self, where: str | None = None, keys: Any = None, *, merges_zeros: bool = True
+        self, where: str | None = None, keys: Any = None, *, key_form: KeyForm = KeyForm.GROUPED
     ) -> None:
         if (where is None) == (keys is None):
             raise InvalidArgumentError(
@@ -65,7 +66,7 @@ class Wanted:
         self.where = where
         self.encoded: set[bytes] = set()
         self.grouping: ColumnFamily | None = None
-        self._merges_zeros = merges_zeros
+        self._key_form = key_form
         self.condition = None if where is None else Condition(where)
         self._given = None if keys is None else kept(keys)
         self._encoded_for: set[str | None] = set()
@@ -135,15 +136,15 @@ class Wanted:
         if own.nameless == newest.nameless and {*own.names} != {*newest.names}:
             grouping = self.grouping
         if self._given is not None and grouping.key_schema not in self._encoded_for:
-            zeros = self._merges_zeros
-            table = read_given(self._given, store, grouping, has_values=False, merges_zeros=zeros)
+            form = self._key_form
+            table = read_given(self._given, store, grouping, has_values=False, key_form=form)
             if not table.num_rows:
                 raise InvalidArgumentError(
                     "no key is given",
                     num_keys=0,
                     to_fix="give the keys that are to be forgotten",
                 )
-            for encoded in FamilyColumns(store, grouping, zeros).keys(table.to_batches()):
+            for encoded in FamilyColumns(store, grouping, form).keys(table.to_batches()):
                 given: list[Any] = encoded.to_pylist()
                 self.encoded.update(given)
             self._encoded_for.add(grouping.key_schema)

@@ -258,7 +258,7 @@ class Condition:
                 continue
             if node["class"] != "CAST":
                 self._refuse_months(group, of_group, of_months)
-            if node["class"] == "FUNCTION":
+            if node["class"] == "FUNCTION" or node.get("type") == "ARRAY_EXTRACT":
                 continue
             if node["class"] != "CAST":
                 self._require_comparable(group, of_group)
@@ -502,12 +502,14 @@ def _is_not(node: Node) -> bool:
     return bool(node.get("type") == "OPERATOR_NOT")
 
 
-_COMPARE = {
-    f"{kind}_{what}"
-    for kind in ("list", "array")
-    for what in ("contains", "has", "has_any", "has_all", "position", "indexof")
-} | {"map_contains", "map_contains_value", "greatest", "least"}
-"""Functions of DuckDB that compare their arguments, or elements of these."""
+_COMPARE = frozenset(
+    (
+        *("contains", "greatest", "least", "list_contains", "list_has", "list_has_all"),
+        *("list_has_any", "list_position", "list_distinct", "array_contains", "array_has"),
+        *("element_at", "map_contains", "map_extract", "map_extract_value"),
+    )
+)
+"""Functions of DuckDB that compare their arguments, or elements of these; `x IN list` is one."""
 
 
 def _alike(node: Node) -> Iterator[list[Node]]:
@@ -528,5 +530,7 @@ def _alike(node: Node) -> Iterator[list[Node]]:
     elif kind == "FUNCTION" and node["function_name"].lower() in _COMPARE:
         given = node.get("arguments") or node["children"]
         yield [one.get("expression", one) for one in given]
+    elif node.get("type") == "ARRAY_EXTRACT":  # of a map, by its key
+        yield node["children"]
     elif kind == "CASE":
         yield [check["when_expr"] for check in node["case_checks"]]

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 MEMORY_LIMIT = "1GB"
 """Of DuckDB; what does not fit goes to the local disk."""
+_FIRST_BATCHES = 8
 _ITSELF = ""
 _SETTINGS = {"threads": 2, "preserve_insertion_order": False}
 """Rows have no order that could be kept."""
@@ -110,7 +112,8 @@ def run_sql(
             found = wait_for(lambda: with_short_intervals(connection.sql(sql)))
             reader = wait_for(lambda: found.to_arrow_reader(OUT_ROWS))
             stack.callback(reader.close)
-            batches = gather(reader, MAX_BLOCK_BYTES)
+            # The first rows as they come: who looks at few waits for no more.
+            batches = chain(islice(reader, _FIRST_BATCHES), gather(reader, MAX_BLOCK_BYTES))
             names = distinct_names(reader.schema.names)
             schema = pa.schema(
                 [field.with_name(name) for field, name in zip(reader.schema, names, strict=True)]

@@ -20,7 +20,7 @@ from statestore.operations.batches import (
     with_next_watermark,
 )
 from statestore.operations.committed_version import CommittedVersion, spark_files_of
-from statestore.operations.writing.shape import StoreShape, merges_zeros
+from statestore.operations.writing.shape import StoreShape, key_form_of
 from statestore.spark_files.schemas import read_schemas
 
 if TYPE_CHECKING:
@@ -163,8 +163,8 @@ def _shape(
     )
     is_keyed = any(partition_key_columns(store.name, family) for family in families)
     num_states = num_partitions if is_keyed else 1
-    zeros = merges_zeros(operator, checkpoint.conf)
-    return StoreShape(operator.id, store.name, new, num_states, (), zeros)
+    form = key_form_of(operator, checkpoint.conf)
+    return StoreShape(operator.id, store.name, new, num_states, (), form)
 
 
 def _families(

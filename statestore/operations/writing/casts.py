@@ -26,6 +26,7 @@ The same values in another layout of Arrow (dictionary, runs, views, large offse
 from __future__ import annotations
 
 from contextlib import contextmanager
+from enum import Enum
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -394,19 +395,31 @@ def _require(holds: Any, column: Any, reason: str) -> None:
         raise pa.ArrowInvalid(reason)
 
 
-def normalized(column: Any, kind: SparkType) -> Any:
-    """Return keys in the form in which Spark groups by them, also within other types.
+class KeyForm(Enum):
+    """What Spark makes of the keys of an operator, also within other types.
 
-    Every NaN is one, -0.0 is 0.0, and maps have their entries in the order of their keys; of those
-    Spark leaves the numbers as they are.
+    Source: Spark's NormalizeFloatingNumbers and InsertMapSortInGroupingExpressions.
+    """
+
+    GIVEN = "given"
+    """They stay as they are."""
+    NUMBERS = "numbers"
+    """Every NaN is one, and -0.0 is 0.0: where Spark drops duplicates, since release 4.2."""
+    GROUPED = "grouped"
+    """Maps have their entries in the order of their keys as well: where it aggregates or joins."""
+
+
+def normalized(column: Any, kind: SparkType, form: KeyForm) -> Any:
+    """Return keys in a form; of maps, Spark leaves the numbers of keys as they are.
 
     Args:
         column: Of the type.
         kind: The type.
+        form: The form.
     """
     import pyarrow.compute as pc
 
-    if not _has_forms(kind):
+    if form is KeyForm.GIVEN or not _has_forms(kind):
         return column
     if kind.kind in _FLOATING:
         # Adding 0.0 makes 0.0 of -0.0 and leaves every other number.
@@ -414,22 +427,25 @@ def normalized(column: Any, kind: SparkType) -> Any:
         return pc.if_else(pc.is_nan(found), pa.scalar(float("nan"), column.type), found)
     if kind.kind == "struct":
         children = [
-            normalized(part, of) for part, of in zip(column.flatten(), kind.types, strict=True)
+            normalized(part, of, form)
+            for part, of in zip(column.flatten(), kind.types, strict=True)
         ]
         fields = list(column.type)
         return pa.StructArray.from_arrays(children, fields=fields, mask=column.is_null())
     mask = column.is_null()
     if kind.kind == "array":
         offsets = _offsets(column)
-        values = normalized(column.flatten(), kind.types[0])
+        values = normalized(column.flatten(), kind.types[0], form)
         return _made(pa.ListArray, column.type, mask, from_numpy(offsets, pa.int32()), values)
     entries = column.cast(_as_lists(column.type))
     offsets = _offsets(entries)
     keys, values = entries.flatten().flatten()
-    of_map = np.repeat(np.arange(len(column)), np.diff(offsets))
-    order = from_numpy(np.lexsort((_ranks(keys, kind.types[0]), of_map)), pa.int64())
-    values = normalized(values.take(order), kind.types[1])
-    parts = from_numpy(offsets, pa.int32()), keys.take(order), values
+    if form is KeyForm.GROUPED:
+        of_map = np.repeat(np.arange(len(column)), np.diff(offsets))
+        order = from_numpy(np.lexsort((_ranks(keys, kind.types[0]), of_map)), pa.int64())
+        keys, values = keys.take(order), values.take(order)
+    values = normalized(values, kind.types[1], form)
+    parts = from_numpy(offsets, pa.int32()), keys, values
     return _made(pa.MapArray, column.type, mask, *parts)
 
 

@@ -25,6 +25,7 @@ from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.operations.reading.sql_types import given_back
 from statestore.operations.writing.casts import (
     OTHER_SCHEMA,
+    KeyForm,
     conform,
     normalized,
     null_where_parts_are,
@@ -51,13 +52,12 @@ class FamilyColumns:
     Attributes:
         store: Name of its store.
         family: The column family, with the schemas that it has afterwards.
-        merges_zeros: Whether Spark takes -0.0 for 0.0 in keys, and brings the rest of them into one
-            form as well, as `normalized` does; else they are what was given.
+        key_form: The form of its keys.
     """
 
     store: str
     family: ColumnFamily
-    merges_zeros: bool = True
+    key_form: KeyForm = KeyForm.GROUPED
 
     def encode(
         self, batches: Iterable[pa.RecordBatch], max_parallelism: int
@@ -145,7 +145,7 @@ class FamilyColumns:
         ]
         refuse_nulls(children, kind, side)
         made = pa.Array.from_buffers(kind.arrow, batch.num_rows, [None], children=children)
-        return normalized(made, kind) if side == "key" and self.merges_zeros else made
+        return normalized(made, kind, self.key_form) if side == "key" else made
 
 
 def _is_void(kind: SparkType) -> bool:

@@ -151,8 +151,8 @@ def _of_file(
 ) -> pa.Table:
     """Return the rows of a file, of the family's types unless these are to change."""
     if not change_schema:
-        zeros = shape.merges_zeros
-        given = read_given(path, shape.name, family, has_values=True, merges_zeros=zeros)
+        form = shape.key_form
+        given = read_given(path, shape.name, family, has_values=True, key_form=form)
     elif (file := RowsFile(path)).form.has_types:
         given = file.read(family)
     else:
@@ -292,8 +292,8 @@ def _edited(
             to_fix="name keys to delete, or rows to put",
         )
     shape, family = _find(found, shapes, address)
-    columns = FamilyColumns(shape.name, family, shape.merges_zeros)
-    read = partial(read_given, store=shape.name, family=family, merges_zeros=shape.merges_zeros)
+    columns = FamilyColumns(shape.name, family, shape.key_form)
+    read = partial(read_given, store=shape.name, family=family, key_form=shape.key_form)
     given = where = deleted = num_given = None
     put: list[pa.Array[Any]] = []
     if isinstance(delete, str):

@@ -63,7 +63,7 @@ class FamilyRows:
     @property
     def columns(self) -> FamilyColumns:
         """Makes rows of given columns."""
-        return FamilyColumns(self.shape.name, self.family, self.shape.merges_zeros)
+        return FamilyColumns(self.shape.name, self.family, self.shape.key_form)
 
     @property
     def puts_expiries(self) -> bool:

@@ -17,6 +17,7 @@ from statestore.core.errors import InvalidArgumentError, StateStoreError
 from statestore.io.local import is_disk_full
 from statestore.operations.database import OUT_ROWS, check_words, open_database, parsed
 from statestore.operations.reading.sql_types import with_short_durations, with_short_intervals
+from statestore.operations.writing.casts import KeyForm
 from statestore.operations.writing.columns import SIDES, FamilyColumns, decide_family
 from statestore.operations.writing.rows_from_file import RowsFile
 
@@ -138,7 +139,7 @@ def read_given(
     family: ColumnFamily,
     *,
     has_values: bool,
-    merges_zeros: bool = True,
+    key_form: KeyForm = KeyForm.GROUPED,
 ) -> pa.Table:
     """Read rows, or keys alone, that are given for a column family and held in memory.
 
@@ -148,7 +149,7 @@ def read_given(
         store: Name of the store.
         family: The column family.
         has_values: Whether values are given beside keys.
-        merges_zeros: As `FamilyColumns`.
+        key_form: As `FamilyColumns`.
 
     Returns:
         Columns `key` and, where they are given, `value`, of the column family's own types.
@@ -162,7 +163,7 @@ def read_given(
     table = given.read(family) if isinstance(given, RowsFile) else as_reader(given).read_all()
     decide_family(family, table.schema, change_schema=False, has_values=has_values)
     sides = SIDES if has_values else SIDES[:1]
-    return FamilyColumns(store, family, merges_zeros).typed(table, sides)
+    return FamilyColumns(store, family, key_form).typed(table, sides)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from statestore.checkpoint.operator_metadata import JOIN_OPERATOR
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.operations.addresses import find_place
 from statestore.operations.full_state import dealt_anew
+from statestore.operations.writing.casts import KeyForm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from statestore.operations.addresses import Address
     from statestore.operations.committed_version import CommittedVersion
 
-_MERGE_ZEROS = {
+_GROUP = {
     "stateStoreSave",
     "StatefulStreamlineAggregate",
     "sessionWindowStateStoreSaveExec",
@@ -32,16 +33,17 @@ _SINCE_4_2 = "spark.sql.streaming.stateStore.rowChecksum.enabled"
 """Spark 4.2 and later have it in the conf of every batch."""
 
 
-def merges_zeros(operator: OperatorInfo, conf: Mapping[str, str]) -> bool:
-    """Return whether Spark brings the keys of an operator into one form, as `normalized` does.
-
-    It does so where it aggregates and joins, and since Spark 4.2 where it drops duplicates.
+def key_form_of(operator: OperatorInfo, conf: Mapping[str, str]) -> KeyForm:
+    """Return the form that Spark gives to the keys of an operator.
 
     Args:
         operator: The operator.
         conf: Of the query's newest batch.
     """
-    return operator.name in _MERGE_ZEROS or (operator.name in _DEDUPLICATE and _SINCE_4_2 in conf)
+    if operator.name in _GROUP:
+        return KeyForm.GROUPED
+    drops_duplicates = operator.name in _DEDUPLICATE and _SINCE_4_2 in conf
+    return KeyForm.NUMBERS if drops_duplicates else KeyForm.GIVEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class StoreShape:
         new: A version of it, but for its ID and row counts.
         num_states: State partitions that it has: 1, or those of the query.
         heads: The version that is there, by state partition; none where the query has not run.
-        merges_zeros: As `FamilyColumns.merges_zeros`.
+        key_form: As `FamilyColumns.key_form`.
     """
 
     operator: int
@@ -62,7 +64,7 @@ class StoreShape:
     new: NewVersion
     num_states: int
     heads: tuple[PublishedFile, ...]
-    merges_zeros: bool
+    key_form: KeyForm
 
     def require_by_key(self) -> None:
         """Check that Spark's hash of the key decides where a row belongs.
@@ -95,8 +97,8 @@ def shapes_of(version: CommittedVersion) -> tuple[StoreShape, ...]:
             of = heads[operator.id, store_info.name]
             trailers = [head.trailer for head in of]
             new = dealt_anew(trailers, version.num_partitions, trailers[0].max_parallelism)
-            zeros = merges_zeros(operator, version.checkpoint.conf)
-            found.append(StoreShape(operator.id, store_info.name, new, len(of), tuple(of), zeros))
+            form = key_form_of(operator, version.checkpoint.conf)
+            found.append(StoreShape(operator.id, store_info.name, new, len(of), tuple(of), form))
     return tuple(found)
 
 

@@ -14,7 +14,7 @@ import org.apache.spark.unsafe.Platform
  * it differs from the key schema Spark registers beside it).
  *
  * @param valueSchemas where the schema of values may change, every one that rows may have, by
- *                     Spark's ID of it; `valueSchema` is the newest
+ *                     its ID; `valueSchema` is the newest, of the highest
  */
 private[statestore] final case class ColumnFamily(
     id: Int,

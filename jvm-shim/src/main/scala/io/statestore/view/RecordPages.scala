@@ -288,7 +288,8 @@ private[statestore] final class RecordPages(outside: OffHeapMemory = null) {
         "[state-too-large] the rows of a state partition, or those that a batch writes to it, " +
           s"are more than can be addressed in memory: pages=$MaxPages. To fix: start the query " +
           "from a checkpoint with more state partitions: statestore restore CHECKPOINT NEW " +
-          "--num-partitions NUMBER; or make fewer updates of one large value in a batch")
+          "--num-partitions NUMBER; or, where one large value changes very often, from an older " +
+          "version (--version) with smaller batches")
     }
 
   private def addPage(page: Int, base: AnyRef, start: Long, end: Int): Unit = {
