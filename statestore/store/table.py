@@ -67,7 +67,8 @@ class Run(Protocol):
 class ArrowRun:
     """Rows of one delta or snapshot, immutable.
 
-    The index by (column family, key) is made on the first lookup: 8 bytes a row.
+    The index by (column family, key) is made on the first lookup, the sizes of rows on the first
+    scan: 8 bytes a row each.
     """
 
     def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -170,6 +171,37 @@ def test_batch_that_changes_a_schema_is_repeated(
         failing.run(*files)
 
     assert failing.batches == whole.batches
+    assert Checkpoint(failing.checkpoint).verify(deep=True).ok
+
+
+@EXTENDED
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_are_of_their_own_schema_whatever_fails(make_lane: MakeLane, seed: int) -> None:
+    """Catches an order of programs, and of first batches that fail, in which schemas are mixed up.
+
+    The model is a query of the same programs whose batches never fail.
+    """
+    rng = random.Random(seed)
+    schemas = (BEGUN, WIDER, OTHER)
+    whole, failing = (make_lane(evolving(BEGUN)) for _ in range(2))
+    ran: list[str] = []
+    for batch, files in enumerate(one_input(*[1] * 5, num_rows=25)):
+        schema = rng.choice(schemas)
+        whole.query = evolving(schema)
+        whole.run(*files)
+        failing.feed(*files)
+        _fail_once(failing, batch)
+        if rng.random() < 0.6:
+            failing.query = evolving(rng.choice(schemas))
+            ran.append(f"{batch} fails with {failing.query.name}")
+            with pytest.raises(StreamingQueryException, match="the sink fails once"):
+                failing.run()
+        failing.on_batch = lambda _: None
+        failing.query = evolving(schema)
+        ran.append(f"{batch} with {failing.query.name}")
+        failing.run()
+        assert failing.batches[batch] == whole.batches[batch], ran
+
     assert Checkpoint(failing.checkpoint).verify(deep=True).ok
 
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 MEMORY_LIMIT = "1GB"
 """Of DuckDB; what does not fit goes to the local disk."""
 _FIRST_BATCHES = 8
+"""Batches that come out as they are made; later ones are gathered."""
 _ITSELF = ""
 _SETTINGS = {"threads": 2, "preserve_insertion_order": False}
 """Rows have no order that could be kept."""
@@ -112,7 +113,7 @@ def run_sql(
             found = wait_for(lambda: with_short_intervals(connection.sql(sql)))
             reader = wait_for(lambda: found.to_arrow_reader(OUT_ROWS))
             stack.callback(reader.close)
-            # The first rows as they come: who looks at few waits for no more.
+            # Who looks at few rows waits for no more of them.
             batches = chain(islice(reader, _FIRST_BATCHES), gather(reader, MAX_BLOCK_BYTES))
             names = distinct_names(reader.schema.names)
             schema = pa.schema(
