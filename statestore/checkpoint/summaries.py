@@ -22,7 +22,7 @@ from statestore.checkpoint.trailers import PublishedFile, read_trailer
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from statestore.checkpoint.layout import StateFileName, StoreLocation
     from statestore.codec.references import FileRef, VersionRef
@@ -100,14 +100,8 @@ class Summaries:
         # The newest replaces most. One that is made of others fits only where those are named.
         found.sort(key=lambda file: (file.ref.version, file.ref.kind == "snapshot"), reverse=True)
         while True:
-            named = {ref.path for ref in chain}
-            may_fit = (
-                file
-                for file in found
-                if file.trailer.kind == "snapshot"
-                or named.issuperset(ref.path for ref in file.trailer.files)
-            )
-            shorter = next((s for s in (_put(file, chain) for file in may_fit) if s), None)
+            at = {ref.path: index for index, ref in enumerate(chain)}
+            shorter = next((s for s in (_put(file, chain, at) for file in found) if s), None)
             if shorter is None:
                 return chain
             chain = shorter
@@ -194,8 +188,11 @@ class Summaries:
         return found
 
 
-def _put(summary: PublishedFile, chain: Chain) -> Chain | None:
-    """Return a chain with a summary in it, None where it does not fit or is in it already."""
+def _put(summary: PublishedFile, chain: Chain, at: Mapping[str, int]) -> Chain | None:
+    """Return a chain with a summary in it, None where it does not fit or is in it already.
+
+    `at` tells where each file is in the chain, by its path.
+    """
     if summary.trailer.kind == "snapshot":
         of = summary.trailer.parent
         for index, ref in enumerate(chain):
@@ -206,10 +203,10 @@ def _put(summary: PublishedFile, chain: Chain) -> Chain | None:
                 return (summary.ref, *chain[index + 1 :])
         return None
     sources = summary.trailer.files
-    for start in range(len(chain) - len(sources) + 1):
-        if sources and chain[start : start + len(sources)] == sources:
-            return (*chain[:start], summary.ref, *chain[start + len(sources) :])
-    return None
+    start = at.get(sources[0].path) if sources else None
+    if start is None or chain[start : start + len(sources)] != sources:
+        return None
+    return (*chain[:start], summary.ref, *chain[start + len(sources) :])
 
 
 def _is_attempt(delta: FileRef, of: VersionRef) -> bool:

@@ -194,6 +194,7 @@ class Facts:
         pinned_versions: Versions that a reader holds back from retention now.
         findings: What verify found wrong with the newest version.
         to_fix: What helps, as `Verification.to_fix`; None where nothing is wrong.
+        unchecked: As `Verification.unchecked`.
         is_deep: Whether every row of the newest version was read for that.
         branch_of: What it is a branch of; None where it is none.
         savepoints, branches: Those found where it was said to look.
@@ -214,6 +215,7 @@ class Facts:
     pinned_versions: tuple[int, ...]
     findings: tuple[Finding, ...]
     to_fix: str | None = None
+    unchecked: tuple[str, ...] = ()
     is_deep: bool = False
     branch_of: BranchOrigin | None = None
     savepoints: tuple[FoundSavepoint, ...] = ()
@@ -234,6 +236,11 @@ class Facts:
         """The text where there is no advice: it says what was checked, and what was not."""
         if self.newest is None:
             return "Nothing yet: no batch is committed."
+        if self.unchecked:
+            return (
+                "Nothing stands out. Every row of the newest version can be read. Not checked were "
+                f"key groups: {'; '.join(self.unchecked)}."
+            )
         if self.is_deep:
             return "Nothing: every row of the newest version was checked, and nothing stands out."
         return (

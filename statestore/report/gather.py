@@ -127,6 +127,7 @@ def _facts(
         pinned_versions=info.pinned_versions,
         findings=() if found is None else found.findings,
         to_fix=None if found is None else found.to_fix,
+        unchecked=() if found is None else found.unchecked,
         is_deep=deep,
         history=tuple(entry.brief() for entry in history[::-1][:NUM_OPERATIONS]),
     )

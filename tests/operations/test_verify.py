@@ -171,6 +171,11 @@ def test_keys_of_a_type_that_cannot_be_read_are_no_damage(tmp_path):
     assert "Key groups not checked: operator 0" in text.stdout
     assert (plan.version, plan.findings) == (2, ())
     assert checkpoint.verify().unchecked == ()
+    for is_deep in (True, False):
+        said = (
+            "Not checked were key groups: operator 0" in checkpoint.report(deep=is_deep).all_is_well
+        )
+        assert said == is_deep
 
 
 @pytest.fixture(name="many_rows")
