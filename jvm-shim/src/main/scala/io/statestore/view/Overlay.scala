@@ -87,7 +87,7 @@ private[statestore] final class Overlay(
   def isMutable(address: Int): Boolean = Integer.toUnsignedLong(address) >= movedUntil
 
   /** Lists hold so many bytes more on the heap. */
-  def listsGrew(bytes: Int): Unit = listBytes += bytes
+  def listsGrew(bytes: Long): Unit = listBytes += bytes
 
   /** A family has listed one record more. */
   def listed(): Unit = numListed += 1L

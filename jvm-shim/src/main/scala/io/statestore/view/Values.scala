@@ -53,8 +53,8 @@ private[statestore] final class ValueBuffer(
   def bytesToSpill: Int = used + shortPart
 
   /** Bytes held on the heap, with the room to grow and the place in its family. */
-  def heapBytes: Int =
-    ListBytes + PartBytes * spilled.length + (if (array.length == 0) 0 else 16 + array.length)
+  def heapBytes: Long =
+    ListBytes + PartBytes * spilled.length + (if (array.length == 0) 0 else 16L + array.length)
 
   def append(row: UnsafeRow): Unit = {
     val size = row.getSizeInBytes
@@ -140,8 +140,8 @@ private object ValueBuffer {
   private val ShortBytes = 512
 
   // Of the JVM's objects, with compressed pointers; a place takes up to 8 of them.
-  private val ListBytes = 48
-  private val PartBytes = 64
+  private val ListBytes = 48L
+  private val PartBytes = 64L
 
   private final case class Spilled(at: Long, length: Int)
 }
