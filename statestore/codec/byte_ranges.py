@@ -195,12 +195,15 @@ def large_decimals(column: pa.Array[Any]) -> ByteRanges:
     return ByteRanges(big, np.arange(len(sizes), dtype=np.int64) * 16 + 16 - sizes, sizes)
 
 
-def unreadable(found: str) -> CorruptionError:
+def unreadable(
+    found: str,
+    to_fix: str = "verify the checkpoint; where its checksums hold, report it with the query's "
+    "stateful operators",
+) -> CorruptionError:
     """Return the error for bytes that are not rows of their schema."""
     return CorruptionError(
         "rows do not fit their schema",
         expected="rows of the column family's schema",
         found=found,
-        to_fix="verify the checkpoint; where its checksums hold, report it with the query's "
-        "stateful operators",
+        to_fix=to_fix,
     )

@@ -68,7 +68,12 @@ def decode_value_rows(rows: ByteRanges, family: ColumnFamily) -> pa.Array[Any]:
     places: list[Any] = []
     for number in np.unique(ids).tolist():
         if number not in family.value_schemas:
-            raise unreadable(f"a row of value schema {number}, which its column family has not")
+            # Spark may name the schemas of a program that began a batch and did not end it.
+            raise unreadable(
+                f"a row of value schema {number}, which its column family has not",
+                "verify the checkpoint; of one of Spark's own stores, start the query as it is and "
+                "let it end a batch, which writes its schemas anew",
+            )
         schema = parse_schema(family.value_schemas[number])
         is_so = ids == number
         parts.append(evolve(decode(bare.pick(is_so), schema), schema, newest))

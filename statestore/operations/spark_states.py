@@ -16,6 +16,7 @@ from statestore.checkpoint.query_log import (
     is_on,
     read_bytes,
 )
+from statestore.codec.column_family import DEFAULT_FAMILY
 from statestore.codec.joined_trailers import join_schemas
 from statestore.codec.partition_key import partition_key_columns
 from statestore.codec.references import StoreName
@@ -28,7 +29,7 @@ from statestore.spark_files.rows import RowForm, SparkVersion
 from statestore.spark_files.schemas import read_schemas
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from statestore.checkpoint.operator_metadata import OperatorInfo, StoreInfo
     from statestore.codec.column_family import ColumnFamily
@@ -40,7 +41,10 @@ _STATE_STORE = "spark.sql.streaming.stateStore"
 _CODEC = f"{_STATE_STORE}.compression.codec"
 _CHECKSUMS = f"{_STATE_STORE}.rowChecksum.enabled"
 _MERGE_OPERATOR = f"{_STATE_STORE}.rocksdb.mergeOperatorVersion"
-_BATCH = re.compile(r"(\d+)_[^/]*")
+_BATCH = re.compile(r"([0-9]+)_[^/.]*")
+_LENGTHS = "$rowCounter"
+_INDEXES = ("$ttl", "$min", "$count", _LENGTHS)
+"""Column families of Spark beside a state variable: expiries of rows, and lengths of lists."""
 
 
 def find_versions(
@@ -106,6 +110,21 @@ def find_states(
     return {store: state_of(checkpoint, version, one) for store, one in found.items()}
 
 
+def without_schema(found: SparkVersion) -> set[str]:
+    """Return the column families of a version that have state and no schema.
+
+    Indexes of a state variable that is gone are none: Spark's `deleteIfExists` deletes the variable
+    and leaves them.
+    """
+    names = {family.name for family in found.families} | {DEFAULT_FAMILY}
+    return {
+        name
+        for name in found.family_ids.keys() - names
+        for index, _, variable in (name.partition("_"),)
+        if index not in _INDEXES or variable in found.family_ids
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class _Finder:
     """Finds a version of one store in all state partitions."""
@@ -128,21 +147,32 @@ class _Finder:
         ]
         with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
             find_one = partial(self._find_one, families)
-            return dict(zip(stores, pool.map(find_one, stores), strict=True))
+            found = dict(zip(stores, pool.map(find_one, stores), strict=True))
+        former = self._former(set().union(*map(without_schema, found.values())))
+        return {store: self._with_former(one, former) for store, one in found.items()}
 
     def _find_one(self, families: tuple[ColumnFamily, ...], store: StoreName) -> SparkVersion:
-        files = self._files(store)
-        chain = files.chain(self.version, self.checkpoint.checkpoint_id(store, self.version))
-        snapshot = self._snapshot(files, chain)
+        return self._find_in(families, self._files(store))
+
+    def _find_in(self, families: tuple[ColumnFamily, ...], files: StoreFiles) -> SparkVersion:
+        chain = files.chain(self.version, self.checkpoint.checkpoint_id(files.store, self.version))
         form = RowForm(
             files.is_rocksdb,
             self.operator.has_families,
             is_on(self.conf, _CHECKSUMS),
             b"" if self.conf.get(_MERGE_OPERATOR, "1") == "2" else b",",
         )
+        older = None
+        if chain.snapshot is not None:
+            older = partial(self._find_in, families, files.without(chain.snapshot))
+        found = SparkVersion(files, chain, None, form, families, self.max_parallelism, older)
+        try:
+            snapshot = self._snapshot(files, chain)
+        except (CorruptionError, NotFoundError) as error:
+            return found.without(error)
         if self.operator.has_families:
             families = self._with_ids(families, snapshot, chain)
-        return SparkVersion(files, chain, snapshot, form, families, self.max_parallelism)
+        return replace(found, snapshot=snapshot, families=families)
 
     def _files(self, store: StoreName) -> StoreFiles:
         checkpoint = self.checkpoint
@@ -164,21 +194,11 @@ class _Finder:
             files = [name for name in self.store.schema_files if self._is_of_before(name)]
             paths = [f"{of_operator}/{name}" for name in files or self.store.schema_files[:1]]
         found = self._read(paths[-1])
-        if self.operator.has_families and is_avro(self.conf):
-            of_before = [family for path in paths[:-1] for family in self._read(path)]
-            found = tuple(
-                reduce(
-                    join_schemas,
-                    (one for one in of_before if one.name == family.name),
-                    replace(family, avro=True),
-                )
-                for family in found
-            )
-        else:
-            found = tuple(replace(family, value_schemas={}) for family in found)
         if self.operator.has_families:
-            lists = self.operator.lists
-            return tuple(replace(family, multi_values=family.name in lists) for family in found)
+            before = paths[:-1] if is_avro(self.conf) else []
+            described = [family for path in before for family in self._read(path)]
+            return tuple(self._with_values(one, described, self.operator.lists) for one in found)
+        found = tuple(replace(family, value_schemas={}) for family in found)
         is_rocksdb = checkpoint.provider == SPARK_PROVIDERS["spark-rocksdb"]
         num_prefix_columns = self.store.num_prefix_columns or None
         encoder = "prefix" if is_rocksdb and num_prefix_columns else "no-prefix"
@@ -186,6 +206,59 @@ class _Finder:
             replace(family, encoder=encoder, num_prefix_columns=num_prefix_columns)
             for family in found
         )
+
+    def _with_values(
+        self, family: ColumnFamily, described: Iterable[ColumnFamily], lists: Collection[str]
+    ) -> ColumnFamily:
+        """Return one of several column families with what its values are.
+
+        Args:
+            family: The newest description.
+            described: Others that there are, of any column family.
+            lists: Names of those whose keys have several values.
+        """
+        family = replace(family, multi_values=family.name in lists)
+        if not is_avro(self.conf):
+            return replace(family, value_schemas={})
+        same = (one for one in described if one.name == family.name)
+        return reduce(join_schemas, same, replace(family, avro=True))
+
+    def _former(self, names: set[str]) -> tuple[ColumnFamily, ...]:
+        """Return those column families, which the newest schemas lack, as former files have them.
+
+        A program that has a variable no more leaves its rows. And where one program began a batch
+        and another one ended it, Spark keeps the metadata of the first: none may name the file of
+        the program whose rows are there.
+        """
+        if not names:
+            return ()
+        of_operator = f"{self.checkpoint.state_directory}/{self.operator.id}"
+        directory = f"{of_operator}/_stateSchema/{self.store.name}"
+        files = [
+            (int(batch[1]), f"{directory}/{batch[0]}")
+            for info in self.checkpoint.io.list(directory)
+            if (batch := _BATCH.fullmatch(info.name)) and self._is_of_before(info.name)
+        ]
+        known: dict[str, list[tuple[int, ColumnFamily]]] = {}
+        for batch, path in sorted(files):
+            for family in self._read(path):
+                known.setdefault(family.name, []).append((batch, family))
+        # Beside a list are its lengths; that it is one, metadata need not say.
+        lists = {name for name in names if f"{_LENGTHS}_{name}" in names}
+        found = []
+        for name in sorted(names & known.keys()):
+            described = known[name]
+            first, *others = (one for batch, one in described if batch == described[-1][0])
+            # Which of several programs that began a batch has ended it nothing tells.
+            if all(other == first for other in others):
+                found.append(self._with_values(first, (one for _, one in described), lists))
+        return tuple(found)
+
+    def _with_former(self, found: SparkVersion, former: tuple[ColumnFamily, ...]) -> SparkVersion:
+        if not former:
+            return found
+        families = self._with_ids(former, found.snapshot, found.chain)
+        return replace(found, families=(*found.families, *families))
 
     def _is_of_before(self, name: str) -> bool:
         """Tell whether a file may have schemas of the version; its name has a batch."""

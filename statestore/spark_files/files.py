@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,6 @@ from statestore.checkpoint.query_log import checksum_path
 from statestore.codec.arrow_batch import most_unpacked
 from statestore.core.errors import NotFoundError
 from statestore.core.providers import SPARK_PROVIDERS
-from statestore.io.file_io import missing_file
 from statestore.io.local import named_errors
 from statestore.spark_files.checksums import check_hadoop, check_spark
 from statestore.spark_files.compression import decompressed
@@ -108,8 +107,13 @@ class StoreFiles:
         """
         found = self.sizes.get(posixpath.relpath(path, self.directory))
         if found is None:
-            raise missing_file(path)
+            raise _gone(path)
         return found
+
+    def without(self, path: str) -> StoreFiles:
+        """Return the files as if one of them were not there."""
+        name = posixpath.relpath(path, self.directory)
+        return replace(self, sizes={of: size for of, size in self.sizes.items() if of != name})
 
     def changes_path(self, version: int, checkpoint_id: str | None) -> str | None:
         """Return the path of a version's delta or changelog, None where it has none."""
@@ -192,13 +196,27 @@ class StoreFiles:
         Raises:
             NotFoundError, CorruptionError, StorageError: As `records`.
         """
-        local_path = self.io.fetch(path)
-        with named_errors("open a file", local_path):
-            for of_checksum, check in (
-                (checksum_path(path), check_hadoop),
-                (f"{path}.crc", check_spark),
-            ):
-                size = self.sizes.get(posixpath.relpath(of_checksum, self.directory))
-                if size is not None:
-                    check(local_path, self.io.read_tail(of_checksum, size)[0], path)
+        try:
+            local_path = self.io.fetch(path)
+            checks = [(f"{path}.crc", check_spark)]
+            if local_path == path:
+                # Elsewhere Hadoop neither reads nor renews those that a local disk had.
+                checks.append((checksum_path(path), check_hadoop))
+            with named_errors("open a file", local_path):
+                for name, check in checks:
+                    size = self.sizes.get(posixpath.relpath(name, self.directory))
+                    if size is not None:
+                        check(local_path, self.io.read_tail(name, size)[0], path, name)
+        except NotFoundError as error:
+            raise _gone(path) from error
         return local_path
+
+
+def _gone(path: str) -> NotFoundError:
+    return NotFoundError(
+        "cannot read a file of Spark's own state store: it is not there",
+        kind="file-not-found",
+        file=path,
+        to_fix="read a newer version where the query runs, since its retention may have deleted "
+        "this one meanwhile; else put the file back from a copy",
+    )

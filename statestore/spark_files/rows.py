@@ -16,8 +16,9 @@ RocksDBStateEncoder and KeyValueChecksumEncoder, releases 4.0 to 4.3.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import islice
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
@@ -31,18 +32,19 @@ from statestore.codec.merge import merge_runs
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.rows import DELETE, PUT, SCHEMA, from_numpy
 from statestore.codec.sorting import RUN_BYTES, join_batches, write_run
-from statestore.core.errors import CorruptionError
+from statestore.core.errors import CorruptionError, NotFoundError
 from statestore.io.local import named_errors
 from statestore.spark_files.changes import Changes
 from statestore.spark_files.snapshot import FAMILY_BYTES, check_size, open_database
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any
 
     from statestore.backends.database_rows import KeysAndValues, Rows
     from statestore.codec.column_family import ColumnFamily
     from statestore.codec.sorting import LocalRun
+    from statestore.core.errors import StateStoreError
     from statestore.spark_files.files import Chain, StoreFiles
     from statestore.spark_files.records import Record
     from statestore.spark_files.snapshot import Snapshot
@@ -80,6 +82,9 @@ class SparkVersion:
         form: How rows are written.
         families: Column families, with the IDs that this state partition has them by.
         max_parallelism: Number of key groups; Spark has none, so rows get theirs here.
+        older: Finds the version again without the snapshot that it begins with; None where it
+            begins with none.
+        passed_over: What is wrong with newer snapshots that it does without.
     """
 
     files: StoreFiles
@@ -88,6 +93,8 @@ class SparkVersion:
     form: RowForm
     families: tuple[ColumnFamily, ...]
     max_parallelism: int
+    older: Callable[[], SparkVersion] | None = None
+    passed_over: tuple[StateStoreError, ...] = ()
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -96,6 +103,11 @@ class SparkVersion:
         return {path: self.files.size(path) for path in self.chain.paths} | {
             sst.path: sst.size for sst in ssts
         }
+
+    @property
+    def family_ids(self) -> Mapping[str, int]:
+        """IDs of column families by name, as the snapshot has them."""
+        return {} if self.snapshot is None else self.snapshot.family_ids
 
     def check_files(self) -> None:
         """Check that SSTs are there and as large as the snapshot says, as they were listed.
@@ -107,8 +119,30 @@ class SparkVersion:
         for sst in () if self.snapshot is None else self.snapshot.ssts:
             check_size(sst, self.files.size(sst.path))
 
+    def without(self, damage: StateStoreError) -> SparkVersion:
+        """Return the version by an older snapshot, as Spark 4.1 and later loads it.
+
+        Args:
+            damage: What is wrong with a file.
+
+        Raises:
+            StateStoreError: `damage`: the file is not of the snapshot, or no other files lead to
+                the version.
+        """
+        path = damage.fields.get("file")
+        ssts = () if self.snapshot is None else self.snapshot.ssts
+        is_of_snapshot = path in {self.chain.snapshot, *(sst.path for sst in ssts)}
+        if self.older is not None and is_of_snapshot:
+            with suppress(CorruptionError, NotFoundError):
+                older = self.older()
+                # Of a column family that was made since, only the newer snapshot has the ID.
+                if not self.form.has_families or self.family_ids == older.family_ids:
+                    passed_over = (*self.passed_over, damage, *older.passed_over)
+                    return replace(older, families=self.families, passed_over=passed_over)
+        raise damage
+
     def batches(self, scratch_directory: str, name: str | None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows.
+        """Yield the rows, by an older snapshot where one is damaged in a way that shows at once.
 
         Memory holds a few times RUN_BYTES of them, however many there are. Those of the RocksDB
         provider are read from a database in the scratch directory, to which its changelogs are
@@ -125,6 +159,15 @@ class SparkVersion:
             NotFoundError, CorruptionError, IncompatibleError, InvalidArgumentError, StorageError:
                 A file of the version cannot be read.
         """
+        rows = self._batches(scratch_directory, name)
+        try:
+            first = list(islice(rows, 1))
+        except (CorruptionError, NotFoundError) as error:
+            first, rows = [], self.without(error).batches(scratch_directory, name)
+        yield from first
+        yield from rows
+
+    def _batches(self, scratch_directory: str, name: str | None) -> Iterator[pa.RecordBatch]:
         wanted = [family for family in self.families if name in (None, family.name)]
         if not wanted:
             return

@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 FAMILY_BYTES = 2
 SST_DIRECTORY = "SSTs"
 _MAX_FAMILY = 0xFFFF
+_OTHERWISE = (
+    "or let the query make a newer snapshot, under Spark 4.1 or later, which starts from an older "
+    "one; or read an older version"
+)
 _METADATA = "metadata"
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*")
 _MAX_BYTES = 256 * 1024 * 1024
@@ -289,7 +293,7 @@ def check_size(sst: Sst, found: int) -> None:
             offset=min(found, sst.size),
             expected=sst.size,
             found=found,
-            to_fix="put the file back from a copy; or read an older version",
+            to_fix=f"put the file back from a copy; {_OTHERWISE}",
         )
 
 
@@ -387,5 +391,5 @@ def _no_snapshot(path: str, found: str) -> CorruptionError:
         offset=0,
         expected="metadata and the files of a RocksDB database",
         found=found,
-        to_fix="put it and its SSTs back from a copy; or read an older version",
+        to_fix=f"put it and its SSTs back from a copy; {_OTHERWISE}",
     )

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from statestore.core.errors import (
     NotFoundError,
     StateStoreError,
 )
+from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.reading.diff import DiffCounts
 from statestore.operations.spark_states import find_states, find_versions
@@ -353,6 +355,121 @@ def test_files_that_are_cut_off_or_gone_are_named(copy, name, pattern):
         assert any(file.name in one.problem for one in found), found
 
 
+@pytest.mark.parametrize(
+    ("name", "stale", "of_other"),
+    [
+        ("hdfs", ".4.delta.crc", ".3.delta.crc"),
+        ("rocksdb-ids-variables", "5_*.zip.crc", "3_*.zip.crc"),
+    ],
+)
+def test_checksum_file_that_may_be_older_than_its_file_is_named(copy, name, stale, of_other):
+    """Catches the advice to give batches up, where a checksum file that nobody renews is stale."""
+    path = copy(name)
+    expected = read_all(path)
+    (checksums, *_), (other, *_) = (files_of(path, pattern) for pattern in (stale, of_other))
+    checksums.write_bytes(other.read_bytes())
+
+    with pytest.raises(CorruptionError, match="delete the checksum file") as caught:
+        read_all(path)
+    assert caught.value.kind == "checksum-mismatch"
+    assert caught.value.fields["checksum_file"] == str(checksums)
+    checksums.unlink()
+    assert read_all(path) == expected
+
+
+def test_checksum_files_of_a_local_disk_mean_nothing_elsewhere(copy, tmp_path, monkeypatch):
+    """Catches a sound checkpoint, copied to where Hadoop renews no such file, called damaged."""
+    path = copy("hdfs")
+    expected = read_all(path)
+    for checksums in files_of(path, ".4.delta.crc"):
+        checksums.write_bytes(checksums.with_name(".3.delta.crc").read_bytes())
+
+    def fetch(_, path):
+        return shutil.copy(path, tmp_path / path.replace("/", "-"))
+
+    monkeypatch.setattr(LocalFileIO, "fetch", fetch)
+    assert read_all(path) == expected
+
+
+def test_version_that_spark_deletes_while_it_is_read_is_said_to_be_old(copy):
+    """Catches an alarm over a cleaner of files, where a query runs and deletes old versions."""
+    path = copy("hdfs")
+    with open_checkpoint(place_of(str(path))) as checkpoint:
+        states = find_states(checkpoint, 2)
+        for file in files_of(path, "1.delta"):
+            file.unlink()
+        for state in states.values():
+            with pytest.raises(NotFoundError, match="read a newer version where the query runs"):
+                list(state.rows(None))
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("hdfs", "3.snapshot"),
+        ("rocksdb-ids-variables", "SSTs/000022-*.sst"),
+    ],
+)
+@pytest.mark.parametrize("is_gone", [False, True], ids=["cut-off", "gone"])
+def test_damaged_snapshot_is_passed_over(copy, tmp_path, name, pattern, is_gone):
+    """Catches batches given up, where Spark starts from an older snapshot and the changes since."""
+    path = copy(name)
+    expected = read_all(path)
+    files = files_of(path, pattern)
+    for file in files:
+        if is_gone:
+            file.unlink()
+        else:
+            file.write_bytes(file.read_bytes()[:-1])
+
+    assert read_all(path) == expected
+    found = Checkpoint(path).verify(deep=True)
+    if name == "hdfs" and is_gone:
+        assert found.ok
+    else:
+        assert {(of.is_recoverable, of.file) for of in found.findings} == {
+            (True, str(file)) for file in files
+        }
+        assert found.is_readable(found.versions[0])
+        assert "every row can be read all the same" in found.to_fix
+    restored = Checkpoint(path).restore(tmp_path / "new").made
+    assert read_all(restored.uri) == expected
+
+    for file in files_of(path, "1.delta" if name == "hdfs" else "4_*.changelog"):
+        file.unlink()
+    found = Checkpoint(path).verify(deep=True)
+    assert found.findings
+    assert not any(of.is_recoverable for of in found.findings)
+    with pytest.raises((CorruptionError, NotFoundError)):
+        read_all(path)
+
+
+def test_snapshot_that_alone_has_the_id_of_a_column_family_is_not_passed_over(copy):
+    """Catches rows of a column family that are left out: an older snapshot does not know of it."""
+    path = copy("rocksdb-ids-variables")
+    for file in files_of(path, "3_*.zip"):
+        data = file.read_bytes()
+        with zipfile.ZipFile(file) as archive:
+            members = {name: archive.read(name) for name in archive.namelist()}
+        members["metadata"] = (
+            members["metadata"].replace(b'"count":2,', b"").replace(b'"count":false,', b"")
+        )
+        assert len(members["metadata"]) < len(data)
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, member in members.items():
+                archive.writestr(name, member)
+    for checksums in path.rglob("*.crc"):
+        checksums.unlink()
+    for file in files_of(path, "SSTs/000022-*.sst"):
+        file.unlink()
+
+    with pytest.raises(NotFoundError, match="000022"):
+        Checkpoint(path).rows("seen").read()
+    found = Checkpoint(path).verify(deep=True)
+    assert found.findings
+    assert not any(of.is_recoverable for of in found.findings)
+
+
 @pytest.mark.parametrize("spelled", ["true", "True", " TRUE "])
 def test_other_checksums_of_a_row_are_an_error(copy, spelled):
     """Catches row checksums that are cut off and not compared: here there are none.
@@ -486,6 +603,84 @@ def test_list_that_later_code_has_no_more_is_read_as_the_list_that_it_was(
         assert read_all(path) == expected
         restored = Checkpoint(path).restore(tmp_path / "new").made
         assert read_all(restored.uri) == expected
+
+
+def families_of(schema):
+    """The column families of a schema file by name, each as its bytes."""
+
+    def after_text(at):
+        return at + 2 + int.from_bytes(schema[at : at + 2])
+
+    def after_chunks(at):
+        count, at = int.from_bytes(schema[at : at + 4]), at + 4
+        for _ in range(count):
+            at = after_text(at)
+        return at
+
+    found, at = {}, after_text(0) + 4
+    while at < len(schema):
+        start, at = at, after_text(at)
+        name = schema[start + 2 : at].decode()
+        for num_bytes in (2, 2, 0, 0):
+            at = after_chunks(at + num_bytes)
+        found[name] = schema[start:at]
+    return found
+
+
+def begin_batch_by_another_program(path):
+    """Make the metadata of the newest batch that of a program without the list `seen`.
+
+    Returns the schema file of the program before.
+    """
+    metadata = path / "state/0/_metadata/v2"
+    (schema,) = (path / "state/0/_stateSchema/default").glob("0_*")
+    families = families_of(schema.read_bytes())
+    kept = [data for name, data in families.items() if name.rpartition("_")[2] != "seen"]
+    assert len(kept) == len(families) - 2
+    of_other = schema.with_name("4_of-another-program")
+    of_other.write_bytes(b"\0\2v3" + len(kept).to_bytes(4) + b"".join(kept))
+    variable = r",{\"stateName\":\"seen\",\"stateVariableType\":\"ListState\",\"ttlEnabled\":false}"
+    text = (metadata / "0").read_text()
+    assert variable in text
+    (metadata / "4").write_text(text.replace(variable, "").replace(schema.name, of_other.name))
+    return schema
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["former-file", "unnamed-file"])
+def test_variable_of_the_program_that_ended_a_batch_is_read(copy, tmp_path, is_named):
+    """Catches rows that nobody sees, and a restore refused with the advice to delete them.
+
+    Spark keeps the metadata of the first program that began a batch, also where another ended it.
+    """
+    path = copy("rocksdb-ids-variables")
+    expected, num_rows = read_all(path), Checkpoint(path).verify(deep=True).num_rows
+    schema = begin_batch_by_another_program(path)
+    if not is_named:
+        schema.rename(schema.with_name("4_of-the-program-that-ended-it"))
+
+    assert expected["seen"]
+    assert read_all(path) == expected
+    assert Checkpoint(path).verify(deep=True).num_rows == num_rows
+    restored = Checkpoint(path).restore(tmp_path / "new").made
+    assert read_all(restored.uri) == expected
+
+
+def test_variable_that_is_described_in_two_ways_is_not_restored(copy, tmp_path):
+    """Catches a guess at what rows are, and the advice to delete rows that a program needs."""
+    path = copy("rocksdb-ids-variables")
+    schema = begin_batch_by_another_program(path)
+    data = schema.read_bytes()
+    seen = families_of(data)["seen"]
+    schema.with_name("4_one").write_bytes(data)
+    schema.with_name("4_two").write_bytes(
+        data.replace(seen, seen.replace(b'"type":"long"', b'"type":"date"'))
+    )
+
+    with pytest.raises(IncompatibleError, match="column_families='seen'") as caught:
+        Checkpoint(path).restore(tmp_path / "new")
+    assert caught.value.to_fix.startswith("where the program has this state variable, start")
+    schema.with_name("4_two").write_bytes(data)
+    assert Checkpoint(path).restore(tmp_path / "new").made.verify().ok
 
 
 def test_expired_versions_are_told_from_lost_ones(copy):

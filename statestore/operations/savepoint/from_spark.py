@@ -39,10 +39,10 @@ from statestore.operations.passes import Pass
 from statestore.operations.reading.read import decode_batch
 from statestore.operations.rehashing import not_where_they_belong, rehash
 from statestore.operations.rows_by_partition import RowsByPartition
-from statestore.operations.spark_states import find_versions, state_of
+from statestore.operations.spark_states import find_versions, state_of, without_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from concurrent.futures import Executor
 
     from statestore.backends.form import Work
@@ -51,9 +51,6 @@ if TYPE_CHECKING:
     from statestore.operations.committed_version import CommittedVersion
     from statestore.operations.passes import NewState, StoreId
     from statestore.operations.store_state import States, StoreState
-
-_INDEXES = ("$ttl", "$min", "$count", "$rowCounter")
-"""Column families of Spark beside a state variable: expiries of rows, and lengths of lists."""
 
 
 def find_spark_states(
@@ -75,8 +72,8 @@ def find_spark_states(
 
     Raises:
         InvalidArgumentError: The option does not fit the number of state partitions.
-        IncompatibleError: A store has state that is not read whole, in column families that its
-            newest schemas do not have; or as `find_versions`.
+        IncompatibleError: A store has state that is not read whole, in column families whose
+            state schemas are not known; or as `find_versions`.
         NotFoundError, CorruptionError, StorageError: As `find_versions`.
     """
     checkpoint = version.checkpoint
@@ -89,19 +86,17 @@ def find_spark_states(
     for store, found in find_versions(
         checkpoint, version.version, max_parallelism=read_with
     ).items():
-        names = {family.name for family in found.families}
-        ids = {} if found.snapshot is None else found.snapshot.family_ids
-        removed = {*ids} - names - {DEFAULT_FAMILY}
-        removed -= {name for name in removed if _is_index_without_state(name, names)}
-        if removed:
+        unknown = without_schema(found)
+        if unknown:
             raise IncompatibleError(
-                "a store has a column family that its newest schemas do not have",
+                "a store has a column family whose state schema is not known",
                 checkpoint=checkpoint.uri,
                 store=str(store),
-                column_families=", ".join(sorted(removed)),
-                to_fix="run a batch of a program that calls deleteIfExists(NAME) in its init for "
-                "each state variable that is no more, which deletes its rows; nothing tells what "
-                "they are",
+                column_families=", ".join(sorted(unknown)),
+                to_fix="where the program has this state variable, start the query as it is and "
+                "let it end a batch, which writes its schemas anew, then restore; only for a "
+                "variable that is no more, run a batch of a program that calls "
+                "deleteIfExists(NAME) in its init, which deletes its rows",
             )
         states[store] = state_of(checkpoint, version.version, found)
     return states, number
@@ -191,15 +186,6 @@ class FromSpark(Pass):
             backend=state.backend,
         )
         return write_full_state(state.location(store), new, rows, state.work)
-
-
-def _is_index_without_state(name: str, names: Collection[str]) -> bool:
-    """Tell whether a column family is an index of a state variable that is gone.
-
-    Spark's `deleteIfExists` deletes the variable and leaves its indexes.
-    """
-    index, _, variable = name.partition("_")
-    return index in _INDEXES and variable not in names
 
 
 def _own_families(states: Sequence[StoreState]) -> tuple[ColumnFamily, ...]:

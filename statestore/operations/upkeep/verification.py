@@ -29,8 +29,9 @@ class Finding:
         kind: Kind of the error, as in statestore.core.errors.KINDS.
         problem: The error's text.
         is_recoverable: Whether all rows of the version are there all the same: in the files that a
-            damaged snapshot was made of (filesystem, heap), or since only the entry of the batch
-            after it is damaged.
+            damaged snapshot was made of (filesystem, heap), by an older snapshot and the changes
+            since (Spark's own providers), or since only the entry of the batch after it is
+            damaged.
         file: Path of the file that is damaged or missing; None where it is not one file.
     """
 
@@ -108,7 +109,9 @@ class Verification(Shown):
         if self.ok:
             return None
         if not self.is_repairable:
-            return "put the files back from a copy, or go on from another copy"
+            whole = all(finding.is_recoverable for finding in self.findings)
+            can_read = "every row can be read all the same; " if whole else ""
+            return f"{can_read}put the files back from a copy, or go on from another copy"
         uri = shlex.quote(self.checkpoint)
         if all(finding.version in self.expired for finding in self.findings):
             return f"ask for a version that is kept: statestore list {uri} shows them"

@@ -368,9 +368,20 @@ class _Verifier:
         try:
             found.check_files()
             if self._deep:
-                self._count_rows(spark_states.state_of(self._checkpoint, version, found))
+                alone = replace(found, older=None)
+                self._count_rows(spark_states.state_of(self._checkpoint, version, alone))
         except DAMAGE as error:
-            self._find(version, found.files.store, error)
+            try:
+                older = found.without(error)
+            except DAMAGE:
+                for of_snapshot in found.passed_over:
+                    self._find(version, found.files.store, of_snapshot)
+                self._find(version, found.files.store, error)
+            else:
+                self._verify_of_spark(version, older)
+        else:
+            for of_snapshot in found.passed_over:
+                self._find(version, found.files.store, of_snapshot, is_recoverable=True)
 
     def _may_expire(self, version: int) -> bool:
         return version < self._checkpoint.newest_version
