@@ -235,9 +235,9 @@ class _Finder:
         of_operator = f"{self.checkpoint.state_directory}/{self.operator.id}"
         directory = f"{of_operator}/_stateSchema/{self.store.name}"
         files = [
-            (int(batch[1]), f"{directory}/{batch[0]}")
+            (int(match[1]), f"{directory}/{match[0]}")
             for info in self.checkpoint.io.list(directory)
-            if (batch := _BATCH.fullmatch(info.name)) and self._is_of_before(info.name)
+            if (match := _BATCH.fullmatch(info.name)) and self._is_of_before(info.name)
         ]
         known: dict[str, list[tuple[int, ColumnFamily]]] = {}
         for batch, path in sorted(files):

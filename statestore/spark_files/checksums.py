@@ -47,10 +47,10 @@ def check_hadoop(local_path: str, checksums: bytes, path: str, name: str) -> Non
             raise _mismatch(path, name, place * step, expected, found)
 
 
-def check_spark(local_path: str, checksum: bytes, path: str, name: str) -> None:
+def check_spark(local_path: str, checksums: bytes, path: str, name: str) -> None:
     """Check a file by Spark's own checksum file; arguments and errors as `check_hadoop`."""
     try:
-        fields = parse_fields(checksum)
+        fields = parse_fields(checksums)
         if fields.text("algorithm") != "CRC32C":
             return
         expected = fields.integer("value", -(1 << 31)) & 0xFFFFFFFF

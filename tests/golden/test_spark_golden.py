@@ -404,13 +404,13 @@ def test_version_that_spark_deletes_while_it_is_read_is_said_to_be_old(copy):
 
 
 @pytest.mark.parametrize(
-    ("name", "pattern"),
+    ("name", "pattern", "is_gone"),
     [
-        ("hdfs", "3.snapshot"),
-        ("rocksdb-ids-variables", "SSTs/000022-*.sst"),
+        ("hdfs", "3.snapshot", False),
+        ("rocksdb-ids-variables", "SSTs/000022-*.sst", False),
+        ("rocksdb-ids-variables", "SSTs/000022-*.sst", True),
     ],
 )
-@pytest.mark.parametrize("is_gone", [False, True], ids=["cut-off", "gone"])
 def test_damaged_snapshot_is_passed_over(copy, tmp_path, name, pattern, is_gone):
     """Catches batches given up, where Spark starts from an older snapshot and the changes since."""
     path = copy(name)
@@ -424,14 +424,11 @@ def test_damaged_snapshot_is_passed_over(copy, tmp_path, name, pattern, is_gone)
 
     assert read_all(path) == expected
     found = Checkpoint(path).verify(deep=True)
-    if name == "hdfs" and is_gone:
-        assert found.ok
-    else:
-        assert {(of.is_recoverable, of.file) for of in found.findings} == {
-            (True, str(file)) for file in files
-        }
-        assert found.is_readable(found.versions[0])
-        assert "every row can be read all the same" in found.to_fix
+    assert {(of.is_recoverable, of.file) for of in found.findings} == {
+        (True, str(file)) for file in files
+    }
+    assert found.is_readable(found.versions[0])
+    assert "every row can be read all the same" in found.to_fix
     restored = Checkpoint(path).restore(tmp_path / "new").made
     assert read_all(restored.uri) == expected
 
@@ -448,13 +445,10 @@ def test_snapshot_that_alone_has_the_id_of_a_column_family_is_not_passed_over(co
     """Catches rows of a column family that are left out: an older snapshot does not know of it."""
     path = copy("rocksdb-ids-variables")
     for file in files_of(path, "3_*.zip"):
-        data = file.read_bytes()
         with zipfile.ZipFile(file) as archive:
             members = {name: archive.read(name) for name in archive.namelist()}
-        members["metadata"] = (
-            members["metadata"].replace(b'"count":2,', b"").replace(b'"count":false,', b"")
-        )
-        assert len(members["metadata"]) < len(data)
+        assert b'"count":2,' in members["metadata"]
+        members["metadata"] = members["metadata"].replace(b'"count":2,', b"")
         with zipfile.ZipFile(file, "w") as archive:
             for name, member in members.items():
                 archive.writestr(name, member)

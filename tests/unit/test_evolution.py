@@ -209,5 +209,5 @@ def test_rows_of_several_schemas_are_decoded_in_their_order() -> None:
         (("b", 4), ("a", 5)),
         (("b", None), ("a", 6)),
     ]
-    with pytest.raises(CorruptionError, match="value schema 2.*let it end a batch"):
+    with pytest.raises(CorruptionError, match=r"value schema 2.*let it end a batch"):
         decode_values(pa.array([_row(2, 1)], pa.binary()), family)

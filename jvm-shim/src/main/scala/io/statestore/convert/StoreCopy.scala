@@ -108,10 +108,10 @@ private[convert] final class CopySide(
         throw new IOException(
           "a store has column families that the schema of its newest version has not: " +
             s"store=${storeId(store)}, column_families=${foreign.toSeq.sorted.mkString(", ")}. " +
-            "Where the program has these state variables, start the query as it is and let it end " +
-            "a batch, which writes its schemas anew, then convert. Only for variables that are no " +
-            "more, run a batch of a program that calls deleteIfExists(NAME) in its init, which " +
-            "deletes their rows")
+            "Where the program has these state variables, start the query as it is and let it " +
+            "end a batch, which writes its schemas anew, then convert. Only for variables that " +
+            "are no more, run a batch of a program that calls deleteIfExists(NAME) in its init, " +
+            "which deletes their rows")
       }
       store.others.foreach(_.create(opened))
     } finally opened.abort()
