@@ -840,10 +840,10 @@ class Checkpoint(Directory):
         to = None if certificate is None else CertificateFile(certificate)
         with self._reach.checkpoint() as checkpoint:
             progress = progress or no_progress
-            form = key_form_of(checkpoint.operator(operator), checkpoint.conf)
-            wanted = Wanted(where, keys, key_form=form)
+            of = checkpoint.operator(operator)
+            wanted = Wanted(where, keys, key_form=key_form_of(of, checkpoint.conf))
             forget = decide_forget(
-                checkpoint, operator, wanted, all_rows=all_rows, certificate=to, progress=progress
+                checkpoint, of.id, wanted, all_rows=all_rows, certificate=to, progress=progress
             )
             return forget.result if dry_run else forget.run(progress)
 
@@ -871,9 +871,9 @@ class Checkpoint(Directory):
         """
         is_of = None if certificate is None else CertificateFile(certificate).is_of
         with self._reach.checkpoint() as checkpoint:
-            form = key_form_of(checkpoint.operator(operator), checkpoint.conf)
-            wanted = Wanted(keys=keys, key_form=form)
-            return search(checkpoint, operator, wanted, is_of)
+            of = checkpoint.operator(operator)
+            wanted = Wanted(keys=keys, key_form=key_form_of(of, checkpoint.conf))
+            return search(checkpoint, of.id, wanted, is_of)
 
     def savepoint(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -124,7 +124,8 @@ class Rows:
                 asked=needed.asked,
                 progress=progress or no_progress,
             )
-            for batch in batches:
+            # Its threads end before the directory that they fetch files to.
+            for batch in stack.enter_context(closing(batches)):
                 yield selection.apply(batch)
 
     def find(self, key: Sequence[Any]) -> pa.Table:

@@ -19,7 +19,9 @@ Every error has a `kind` of KINDS (append-only, never renamed), `fields` with th
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -152,6 +154,23 @@ def require_several(name: str, given: object) -> None:
             to_fix="give a list, also of one value: [value]",
             **fields,
         )
+
+
+def require_whole(name: str, given: Any) -> int:
+    """Return a whole number as an int, which it need not be: numpy and pandas have their own.
+
+    Raises:
+        InvalidArgumentError: It is no whole number; 12.0 and True are none.
+    """
+    with suppress(TypeError):
+        if not isinstance(given, bool):
+            return operator.index(given)
+    fields: dict[str, Any] = {name: given}
+    raise InvalidArgumentError(
+        f"`{name}` is not a whole number",
+        to_fix="give a number without a decimal point and without quotation marks",
+        **fields,
+    )
 
 
 class NotFoundError(StateStoreError, LookupError):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from statestore.core.errors import InvalidArgumentError
+from statestore.core.errors import InvalidArgumentError, require_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -153,14 +153,7 @@ def check_range(name: str, value: int) -> None:
     Raises:
         InvalidArgumentError: It is no whole number, or not in 1 to 32768.
     """
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidArgumentError(
-            f"{name.replace('_', ' ')} is not a whole number",
-            name=name,
-            value=value,
-            to_fix=f"give a number from 1 to {MAX_PARALLELISM_LIMIT}, without quotation marks",
-        )
-    if not 1 <= value <= MAX_PARALLELISM_LIMIT:
+    if not 1 <= require_whole(name, value) <= MAX_PARALLELISM_LIMIT:
         raise InvalidArgumentError(
             f"{name.replace('_', ' ')} is out of range",
             name=name,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from statestore.codec.column_family import DEFAULT_FAMILY
-from statestore.core.errors import InvalidArgumentError
+from statestore.core.errors import InvalidArgumentError, require_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -137,19 +137,20 @@ def _parse(address: Any) -> tuple[int | None, str | None]:
     """
     if address is None:
         return None, None
-    if isinstance(address, int) and not isinstance(address, bool):
-        return address, None
     if isinstance(address, str):
         head, slash, name = address.partition("/")
         if head.isascii() and head.isdecimal() and len(head) <= _MOST_DIGITS:
             return int(head), name if slash else None
         return None, address
-    raise InvalidArgumentError(
-        "the address of rows is neither a string nor a number",
-        rows=repr(address),
-        to_fix="give the name of a store or state variable, OPERATOR/NAME, or the number of an "
-        "operator",
-    )
+    try:
+        return require_whole("rows", address), None
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(
+            "the address of rows is neither a string nor a number",
+            rows=repr(address),
+            to_fix="give the name of a store or state variable, OPERATOR/NAME, or the number of "
+            "an operator",
+        ) from error
 
 
 def places_of(operator: OperatorInfo, families: Families) -> Iterator[RowsPlace]:

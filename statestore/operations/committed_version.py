@@ -29,7 +29,7 @@ from statestore.checkpoint.query_log import (
     OffsetsEntry,
 )
 from statestore.codec.partition_key import is_single
-from statestore.core.errors import CorruptionError, NotFoundError
+from statestore.core.errors import CorruptionError, NotFoundError, require_whole
 from statestore.io.storage import scheme_of
 from statestore.operations.batches import is_of_operation
 from statestore.operations.metadata_file import METADATA_NAME, read_metadata
@@ -148,12 +148,14 @@ def find_version(
         has_heads: Whether its state is of this package's; else there are none.
 
     Raises:
+        InvalidArgumentError: The version is no whole number.
         NotFoundError: The version was not committed, or was expired.
         CorruptionError, IncompatibleError, FencedError, StorageError: Its files cannot be read.
     """
     if version is None:
         version = checkpoint.newest_version
         check_committed(checkpoint, version)
+    version = require_whole("version", version)
     batch = version - 1
     if batch not in checkpoint.done_batches:
         raise NotFoundError(

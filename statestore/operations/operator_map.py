@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statestore.checkpoint.layout import DEFAULT_STORE_NAME
 from statestore.checkpoint.operator_metadata import JOIN_OPERATOR
 from statestore.checkpoint.query_log import JOIN_FORMAT_KEY
-from statestore.core.errors import InvalidArgumentError
+from statestore.core.errors import InvalidArgumentError, require_whole
 
 OPERATOR_NAMES = (
     "stateStoreSave",
@@ -65,8 +65,13 @@ class OperatorMap:
                 2 … without a gap.
         """
         self._check(operators)
-        kept = {old: self.moved.get(old, old) for old in operators if old not in self.dropped}
-        taken = [*kept.values(), *self.added]
+        kept = {
+            old: require_whole("map_operators", self.moved.get(old, old))
+            for old in operators
+            if old not in self.dropped
+        }
+        added = {require_whole("add_operators", new): name for new, name in self.added.items()}
+        taken = [*kept.values(), *added]
         if sorted(taken) != [*range(len(taken))]:
             raise InvalidArgumentError(
                 "operators of the savepoint do not become operators 0, 1, 2 … of a query",
@@ -77,7 +82,7 @@ class OperatorMap:
                 to_fix="map every operator whose number changes, drop those the query no longer "
                 "has, and add those it did not have",
             )
-        return ResolvedOperators(kept, dict(self.added))
+        return ResolvedOperators(kept, added)
 
     def _check(self, operators: Sequence[int]) -> None:
         """Check what is named by itself."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from statestore.codec.joined_trailers import join_schemas
-from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.core.errors import InvalidArgumentError, NotFoundError, require_whole
 from statestore.operations import spark_states
 from statestore.operations.addresses import NO_SUCH_ROWS, find_place, operator_of
 from statestore.operations.store_state import StoreState
@@ -191,7 +191,8 @@ def check_committed(checkpoint: OpenCheckpoint, version: int) -> None:
     """Check that a version was committed; it may have been expired since.
 
     Raises:
-        NotFoundError: It was not.
+        InvalidArgumentError: It is no whole number.
+        NotFoundError: It was not committed.
     """
     if not checkpoint.newest_version:
         raise NotFoundError(
@@ -201,7 +202,7 @@ def check_committed(checkpoint: OpenCheckpoint, version: int) -> None:
             planned_batch=checkpoint.newest_planned,
             to_fix="wait until the query has ended its first batch; when it is stopped, start it",
         )
-    if version not in range(1, checkpoint.newest_version + 1):
+    if require_whole("version", version) not in range(1, checkpoint.newest_version + 1):
         raise NotFoundError(
             "the version is not committed",
             kind="version-not-found",

@@ -73,6 +73,8 @@ class Batch:
         self._pieces: dict[tuple[int, bytes], list[bytes]] = {}
         """Values of rows that were appended to, which are joined when they are read."""
         self._is_done = False
+        self._is_fixed = False
+        """Whether a commit was begun: what storage may have by its ID is the rows of then."""
         self.column_families = store.column_families
         self.checkpoint_id = checkpoint_id
         self.is_rescalable = True
@@ -126,7 +128,7 @@ class Batch:
             InvalidArgumentError: Key or value is not bytes; no such column family; or the key group
                 is out of range or not the one under which the key was written before. The batch is
                 as it was.
-            StoreClosedError: The batch was committed or aborted.
+            StoreClosedError: The batch was committed or aborted, or a commit has failed.
         """
         self._stage(PUT, key, value, key_group, column_family)
 
@@ -151,9 +153,9 @@ class Batch:
         """Add a column family unless it exists; it exists for good once the batch is committed.
 
         Raises:
-            StoreClosedError: The batch was committed or aborted.
+            StoreClosedError: The batch was committed or aborted, or a commit has failed.
         """
-        self._check_open()
+        self._check_writable()
         if any(family.name == name for family in self.column_families):
             return
         number = max(family.id for family in self.column_families) + 1
@@ -164,8 +166,9 @@ class Batch:
         """Make every write of the batch durable as the next version and return its number.
 
         Guarantee: on return a crash at any later point can open the version, and the store is
-        at it. After a raise the store is where it was and the batch can be committed again: it is
-        the same attempt, and finds its file when the first try did reach the storage.
+        at it. After a raise the store is where it was. The batch takes no more writes then, and
+        can be committed again: it is the same attempt, and finds its file when the first try
+        did reach the storage.
 
         Raises:
             FencedError: The store's version was replaced by another attempt, or the next one is
@@ -184,12 +187,16 @@ class Batch:
                 store_attempt=self._store.checkpoint_id,
                 to_fix="begin a new batch",
             )
+        self._is_fixed = True
         version = self._store.commit(self)
         self._is_done = True
         return version
 
     def abort(self) -> None:
-        """Drop every write of the batch. Aborting a finished batch is harmless."""
+        """Drop every write of the batch. Aborting a finished batch is harmless.
+
+        Of a commit that failed the version may be in the storage all the same, and stays there.
+        """
         self._is_done = True
         self._rows.clear()
         self._pieces.clear()
@@ -202,7 +209,7 @@ class Batch:
     def _stage(
         self, op: int, key: bytes, value: bytes | None, key_group: int | None, column_family: str
     ) -> None:
-        self._check_open()
+        self._check_writable()
         if not isinstance(key, bytes) or not (op == DELETE or isinstance(value, bytes)):
             raise InvalidArgumentError(
                 "a key or a value is not bytes",
@@ -254,6 +261,16 @@ class Batch:
                 "the batch was committed or aborted",
                 batch_version=self._version,
                 to_fix="begin a new batch",
+            )
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self._is_fixed:
+            raise StoreClosedError(
+                "a commit of the batch failed, and may have reached the storage: no more can be "
+                "written",
+                batch_version=self._version,
+                to_fix="commit the batch again, and write the rest to the next one; or abort it",
             )
 
 

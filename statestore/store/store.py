@@ -48,6 +48,7 @@ from statestore.core.errors import (
     InvalidArgumentError,
     StateStoreError,
     StoreClosedError,
+    require_whole,
 )
 from statestore.core.text import Shown
 from statestore.io.local import temporary_directory
@@ -90,6 +91,11 @@ def open_store(
     Arguments, result and errors as `Checkpoint.open_store`.
     """
     clock, options = place.clock, place.options
+    operator, partition = require_whole("operator", operator), require_whole("partition", partition)
+    if version is not None:
+        version = require_whole("version", version)
+    if num_partitions is not None:
+        num_partitions = require_whole("num_partitions", num_partitions)
     store_name = StoreName(operator, partition, store)
     _check(store_name, partition + 1)
     if backend not in (None, *_BACKENDS):
@@ -179,7 +185,8 @@ def _find_version(
             "several attempts made this version",
             version=version,
             checkpoint_ids=", ".join(sorted(str(attempt) for attempt in attempts)),
-            to_fix="pass the checkpoint_id that the query's commit log names",
+            to_fix="pass the checkpoint_id that the query's commit log names; without a query the "
+            "one that Store.checkpoint_id was after the commit, or open each and compare the rows",
         )
     return version, checkpoint_id or next(iter(attempts), None)
 
@@ -404,6 +411,8 @@ class Store(Shown):
         rows = batch.rows
         new, num_keys = self._new_version(batch, rows)
         batches = batches_from_rows(rows.values(), self.max_parallelism)
+        # Made before the commit, so that version and rows change together after it.
+        table = self.table.apply(ArrowRun(batches), num_keys)
         local_path = f"{self._scratch_directory}/{new.checkpoint_id}.arrows"
         with ipc.new_stream(
             local_path, SCHEMA, options=write_options(self._options.file_compression)
@@ -416,9 +425,8 @@ class Store(Shown):
             published = self._versions.commit(new, local_path, length, self._options)
         finally:
             Path(local_path).unlink(missing_ok=True)
-        self._head, self._families = published, batch.column_families
-        self.table = self.table.apply(ArrowRun(batches), num_keys)
-        if len(self.table.runs) > MAX_RUNS:
+        self._head, self._families, self.table = published, batch.column_families, table
+        if len(table.runs) > MAX_RUNS:
             # The batch is durable, whether its rows are read from a new view or from these runs.
             with suppress(StateStoreError):
                 self.load(self.version, self.checkpoint_id)

@@ -1,12 +1,14 @@
 """Checkpoint and Savepoint as a program or a notebook uses them."""
 
 import inspect
+import json
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -316,6 +318,55 @@ def test_an_operation_decides_anew_what_a_dry_run_has_said(query):
     assert read_rows(query.path) == query.expected()
     again = checkpoint.rescale(4)
     assert (again.done, again.is_needed, again.changes) == (True, False, ())
+
+
+def test_numbers_out_of_a_frame_are_taken(query, tmp_path):
+    """Catches a number of numpy that fails as JSON when state was copied, after a dry run."""
+    checkpoint = Checkpoint(query.path)
+    versions = pd.DataFrame.from_arrow(checkpoint.versions())["version"]
+    version, two, zero = versions.iloc[1], np.int64(2), np.int32(0)
+    assert (type(version), int(version)) == (np.int64, 2)
+
+    savepoint = checkpoint.savepoint(tmp_path / "savepoint", version=version).made
+    restored = savepoint.restore(
+        tmp_path / "restored", num_partitions=two, map_operators={zero: zero}
+    ).made
+    branch = checkpoint.branch(tmp_path / "branch", version=version).made
+    results = [checkpoint.rescale(two * 2), branch.expire(two)]
+
+    assert savepoint.info.version == branch.info.newest_version == 2
+    assert all(json.dumps(result.fields()) for result in results)
+    assert json.dumps(branch.verify(versions=[version]).versions) == "[2]"
+    assert restored.info.num_partitions == 2
+    assert checkpoint.rows(zero, version=version).key_groups().num_rows > 0
+    with branch.open_store(zero, zero, version=version, num_partitions=two) as store:
+        assert store.begin().commit() == 3
+
+
+@pytest.mark.parametrize("wrong", [2.0, "2", True])
+def test_what_is_no_whole_number_is_refused_by_name(query, tmp_path, wrong):
+    """Catches 2.0 that passes for version 2 until a file of that name is looked for."""
+    checkpoint = Checkpoint(query.path)
+    before = files_below(tmp_path)
+    for call in (
+        lambda: checkpoint.savepoint(tmp_path / "new", version=wrong),
+        lambda: checkpoint.branch(tmp_path / "new", version=wrong),
+        lambda: checkpoint.restore(tmp_path / "new", num_partitions=wrong),
+        lambda: checkpoint.restore(tmp_path / "new", map_operators={0: wrong}),
+        lambda: checkpoint.verify(versions=[wrong]),
+        lambda: checkpoint.inspect(version=wrong),
+        lambda: checkpoint.rows(version=wrong).read(),
+        lambda: checkpoint.rescale(wrong),
+        lambda: checkpoint.expire(wrong),
+        lambda: checkpoint.open_store(wrong),
+        lambda: checkpoint.open_store(partition=wrong),
+        lambda: checkpoint.open_store(version=wrong),
+        lambda: checkpoint.open_store(num_partitions=wrong),
+    ):
+        with pytest.raises(InvalidArgumentError, match="is not a whole number"):
+            call()
+
+    assert files_below(tmp_path) == before
 
 
 def test_state_goes_round_by_the_objects_that_operations_return(query, tmp_path):

@@ -340,8 +340,9 @@ class TestAttempts:
 
         for store, value in ((one, b"1"), (two, b"2")):
             assert bench.open(version=2, checkpoint_id=store.checkpoint_id).get(b"a") == value
-        with pytest.raises(InvalidArgumentError, match="several attempts"):
+        with pytest.raises(InvalidArgumentError, match="several attempts") as caught:
             bench.open()
+        assert "Store.checkpoint_id" in caught.value.to_fix
         with pytest.raises(NotFoundError):
             bench.open(version=2, checkpoint_id="0" * 32)
 

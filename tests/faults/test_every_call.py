@@ -2,10 +2,11 @@
 
 import pytest
 
-from statestore.core.errors import StateStoreError, StorageError
+from statestore.core.errors import StateStoreError, StorageError, StoreClosedError
 from statestore.core.options import StateStoreOptions
 from statestore.io.local import LocalFileIO
 from statestore.io.memory import MemoryFileIO
+from statestore.store.table import Table
 from tests.crash_io import CrashFileIO
 from tests.fault_io import Fault, FaultFileIO
 from tests.seams import at
@@ -82,6 +83,53 @@ def test_commit_survives_a_fault_at_every_call(
         if not failed:
             break
     assert num_faults >= (2 if first_version == 1 else 1)
+
+
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_batch_takes_no_more_writes_after_a_commit_that_failed(io, tmp_path, checkpoint_format):
+    """Catches rows that are told as durable, and are not in the file that the first try made."""
+    with open_store(io, tmp_path, checkpoint_format) as store:
+        batch = store.begin()
+        batch.put(b"a", b"1")
+        io.arm(Fault(0, happens=True, calls=("publish",)))
+        with pytest.raises(StorageError):
+            batch.commit()
+        io.arm(None)
+
+        for write in (
+            lambda: batch.put(b"b", b"2"),
+            lambda: batch.merge(b"a", b"2"),
+            lambda: batch.delete(b"a"),
+            lambda: batch.create_column_family("more"),
+        ):
+            with pytest.raises(StoreClosedError, match="commit the batch again"):
+                write()
+        assert list(batch.scan()) == [(b"a", b"1")]
+        assert batch.commit() == 1
+
+    with open_store(io, tmp_path, checkpoint_format) as again:
+        assert (rows_of(again), len(again)) == ([(b"a", b"1")], 1)
+
+
+def test_store_without_memory_for_a_commit_is_as_before(io, tmp_path, monkeypatch):
+    """Catches a store whose version is the next one, and whose rows are those of before."""
+    with open_store(io, tmp_path, 1) as store:
+        fill(store, 3)
+        before = rows_of(store)
+        batch = store.begin()
+        batch.put(b"new", b"row")
+
+        def fail(*_):
+            raise MemoryError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Table, "apply", fail)
+            with pytest.raises(MemoryError):
+                batch.commit()
+
+        assert (store.version, rows_of(store)) == (3, before)
+        assert batch.commit() == 4
+        assert rows_of(store) == sorted([*before, (b"new", b"row")])
 
 
 def check_loads(io, root, checkpoint_format, retained):

@@ -4,7 +4,13 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
+import threading
+import time
+from contextlib import closing
 from dataclasses import replace
+from enum import Enum
+from itertools import count
 from pathlib import Path
 from random import Random
 
@@ -17,6 +23,7 @@ from statestore.core.clock import SystemClock
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
 from statestore.core.options import StateStoreOptions
 from statestore.core.providers import PROVIDERS
+from statestore.io.fetch_cache import FetchCache
 from statestore.io.local import LocalFileIO
 from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import open_storage
@@ -361,6 +368,25 @@ def test_rows_are_found_by_key_and_by_its_first_columns(checkpoint):
         Checkpoint(checkpoint).rows("default").find(["a", 3, 4])
 
 
+class Word(str, Enum):  # noqa: UP042 (whose members `str` makes names of)
+    """Text by a name."""
+
+    SHORT = "a"
+
+
+class Count(int, Enum):
+    """A number by a name."""
+
+    FIVE = 5
+
+
+def test_a_member_of_an_enum_is_found_by_its_value(checkpoint):
+    """Catches no rows, without an error, since `str` of a member is its name."""
+    rows = Checkpoint(checkpoint).rows("default")
+
+    assert _rows(rows.find([Word.SHORT, Count.FIVE])) == {("a", 5): (-5, None)}
+
+
 def test_a_text_is_not_taken_for_several(checkpoint):
     """Catches a key, or names of columns, that are taken apart by letters."""
     rows = Checkpoint(checkpoint).rows("default")
@@ -420,26 +446,74 @@ def test_state_on_the_heap_is_read_through_the_drivers_memory(tmp_path):
     assert caught.value.kind == "driver-lost"
 
 
-@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
-def test_state_on_s3_is_read_by_its_uri(backend, s3_server, bucket, tmp_path):
-    """Catches a read that needs a local path, or options of the storage that do not get there."""
-    root = write_checkpoint(tmp_path / "local", VERSIONS, backend=backend)
+def on_s3(root, s3_server, bucket, scratch):
+    """The same checkpoint on S3."""
     options = StateStoreOptions(**s3_server.options())
     settings = S3Settings.from_options(options)
     uri = f"s3://{bucket}/checkpoint"
-    io, path = open_storage(uri, str(tmp_path), settings, SystemClock())
+    io, path = open_storage(uri, str(scratch), settings, SystemClock())
     for file in Path(root).rglob("*"):
         if file.is_file():
             name = f"{path}/{file.relative_to(root)}"
             io.write(name, file.read_bytes(), sync=True, overwrite=False)
+    return at(uri, options=options)
 
-    assert _rows(at(uri, options=options).rows("default").read()) == contents(VERSIONS)
-    assert (
-        at(root, options=options)
-        .rows("default")
-        .count_differences(at(uri, options=options).rows("default"))
-        == DiffCounts()
-    )
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_state_on_s3_is_read_by_its_uri(backend, s3_server, bucket, tmp_path):
+    """Catches a read that needs a local path, or options of the storage that do not get there."""
+    root = write_checkpoint(tmp_path / "local", VERSIONS, backend=backend)
+    rows = on_s3(root, s3_server, bucket, tmp_path).rows("default")
+
+    assert _rows(rows.read()) == contents(VERSIONS)
+    assert Checkpoint(root).rows("default").count_differences(rows) == DiffCounts()
+
+
+def _read_some(checkpoint, _):
+    """Read some rows, and no more."""
+    with closing(checkpoint.rows("default").read_batches()) as batches:
+        assert next(batches).num_rows == 0
+        assert next(batches).num_rows > 0
+
+
+def _make_wrong_rows(checkpoint, tmp_path):
+    """Make rows that are refused of some that were read."""
+
+    def without_values(rows):
+        kind = rows.schema.field("value").type
+        return pa.table({"key": rows["key"], "value": pa.nulls(len(rows), kind)})
+
+    with pytest.raises(InvalidArgumentError, match="is null"):
+        checkpoint.transform(tmp_path / "savepoint", {"default": without_values})
+
+
+@pytest.mark.parametrize("read", [_read_some, _make_wrong_rows])
+def test_read_that_ends_half_way_leaves_no_file(read, s3_server, bucket, tmp_path, monkeypatch):
+    """Catches rows of state in temporary files for good, which were fetched after the end."""
+    versions = [{"default": VERSIONS[0]["default"]}]
+    root = write_checkpoint(tmp_path / "local", versions, families=(DEFAULT,), num_partitions=8)
+    checkpoint = on_s3(root, s3_server, bucket, tmp_path)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    get, num_fetched = FetchCache.get, count()
+    has_ended = threading.Event()
+
+    def slow(*file):
+        if next(num_fetched) < 5:
+            return get(*file)
+        # The first rows are handed out while the file of the sixth state partition is fetched.
+        time.sleep(2)
+        try:
+            return get(*file)
+        finally:
+            has_ended.set()
+
+    monkeypatch.setattr(FetchCache, "get", slow)
+    read(checkpoint, tmp_path)
+
+    assert has_ended.wait(60)
+    assert [*temporary.iterdir()] == []
 
 
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])

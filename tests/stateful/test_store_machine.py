@@ -13,7 +13,7 @@ from statestore.checkpoint.rescale_refs import References
 from statestore.checkpoint.retention import KnownDeltas, plan_cleanup
 from statestore.checkpoint.summaries import Summaries
 from statestore.checkpoint.trailers import read_delta_trailer, read_trailer
-from statestore.core.errors import StorageError
+from statestore.core.errors import StorageError, StoreClosedError
 from statestore.core.options import StateStoreOptions
 from statestore.io.local import LocalFileIO
 from tests.fault_io import Fault, FaultFileIO
@@ -81,14 +81,21 @@ class StoreMachine(RuleBasedStateMachine):
     def scan(self, prefix):
         assert list(self.batch.scan(prefix)) == self.model.scan(prefix)
 
-    @rule(fault=st.sampled_from([None, Fault(0), Fault(0, happens=True)]))
-    def commit(self, fault):
-        """Commit; with a fault the publish fails, or loses its reply, and is repeated."""
+    @rule(
+        fault=st.sampled_from([None, Fault(0), Fault(0, happens=True)]), is_given_up=st.booleans()
+    )
+    def commit(self, fault, is_given_up=False):
+        """Commit; with a fault the publish fails, or loses its reply; it is repeated, or not."""
         if fault is not None:
             self.io.arm(Fault(0, fault.happens, ("publish",)))
             with pytest.raises(StorageError):
                 self.batch.commit()
             self.io.arm(None)
+            with pytest.raises(StoreClosedError):
+                self.batch.put(b"more", b"")
+            if is_given_up:
+                self.abort()
+                return
         version = self.batch.commit()
         assert version == self.model.commit()
         self.ids = {v: id_ for v, id_ in self.ids.items() if v < version}

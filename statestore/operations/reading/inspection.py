@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from enum import Enum
 from numbers import Number
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.operations.addresses import places_of
 from statestore.operations.reading.lookup import Asked
 from statestore.operations.reading.read import read_batches
-from statestore.operations.states import families_of, find_store
+from statestore.operations.states import check_committed, families_of, find_store
 from statestore.operations.typed_text import value_of_text
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ def describe(
         NotFoundError, IncompatibleError, CorruptionError, FencedError, StorageError: As
             `find_store`.
     """
+    if version is not None:
+        check_committed(checkpoint, version)
     if checkpoint.newest_version:
         checkpoint.require_metadata(checkpoint.newest_version)
     operators = checkpoint.operators_at(version or checkpoint.newest_version)
@@ -254,9 +257,13 @@ def _literal(value: Any, kind: SparkType, name: str) -> pa.Array[Any]:
 def _fitting(value: Any, kind: SparkType) -> Any:
     """Return a value as Arrow takes it: text and numbers are read by the type, as in files.
 
+    A member of an enum is its value, whatever text it is for people.
+
     Raises:
         ValueError, OverflowError: It is not of the type.
     """
+    if isinstance(value, Enum):
+        value = value.value
     is_typed = isinstance(value, str | Number) and not isinstance(value, bool)
     if is_typed and kind.kind in ("float", "double"):
         return float(value)  # one that is too large is found nowhere, and is no error

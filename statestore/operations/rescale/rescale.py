@@ -26,7 +26,7 @@ from statestore.codec.joined_trailers import add_counts
 from statestore.codec.partition_key import is_single
 from statestore.codec.references import StoreName
 from statestore.codec.rows import to_numpy
-from statestore.core.errors import IncompatibleError, InvalidArgumentError
+from statestore.core.errors import IncompatibleError, InvalidArgumentError, require_whole
 from statestore.core.key_groups import check_not_chosen, check_range, default_max_parallelism
 from statestore.operations.batches import find_rescale, read_own_batch
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
@@ -67,6 +67,7 @@ def rescale(
     Arguments, guarantee and errors as `Checkpoint.rescale`; `reason` is what the history says of
     why.
     """
+    num_partitions = require_whole("num_partitions", num_partitions)
     of = _Rescaling(checkpoint, num_partitions, is_running=dry_run and is_query_running(checkpoint))
     if dry_run:
         return of.result(of.changes(), count_rows=count_rows, done=False)

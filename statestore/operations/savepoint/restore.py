@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from statestore.checkpoint.operator_metadata import JOIN_OPERATOR
 from statestore.checkpoint.query_log import JOIN_FORMAT_KEY
 from statestore.codec import partition_key
-from statestore.core.errors import IncompatibleError, InvalidArgumentError
+from statestore.core.errors import IncompatibleError, InvalidArgumentError, require_whole
 from statestore.core.key_groups import check_not_chosen, check_range, default_max_parallelism
 from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS, SUCCESSORS
 from statestore.io.storage import is_within
@@ -88,7 +88,9 @@ def decide_restore(
     kept_by = source.kept_by if savepoint is None else savepoint.backend
     to_backend = backend or SUCCESSORS.get(kept_by, kept_by)
     _check_backend(to_backend, target)
-    to_partitions = found.num_partitions if num_partitions is None else num_partitions
+    to_partitions = found.num_partitions
+    if num_partitions is not None:
+        to_partitions = require_whole("num_partitions", num_partitions)
     check_range("num_partitions", to_partitions)
     kept = operators.resolve([operator.id for operator in source.operators])
     conf = _conf_of_join(found, kept)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from statestore.checkpoint.layout import parse_state_file_name
 from statestore.checkpoint.pins import oldest_to_retain
 from statestore.checkpoint.rescale_refs import find_refs
-from statestore.core.errors import InvalidArgumentError
+from statestore.core.errors import InvalidArgumentError, require_whole
 from statestore.core.text import format_bytes, format_count, format_table
 from statestore.io.deferred import DeferredDeletes
 from statestore.operations.result import Change, Result, no_progress
@@ -163,6 +163,7 @@ def expire(
     The checkpoint's option orphan_age_ms says how old a file that nobody needs must be, since
     another process may be writing it. Arguments, guarantee and errors as `Checkpoint.expire`.
     """
+    keep = require_whole("keep", keep)
     if dry_run:
         checkpoint.check_of_query()
         return _expire(checkpoint, keep, progress, deletes=False)

@@ -36,6 +36,7 @@ from statestore.core.errors import (
     NotFoundError,
     StateStoreError,
     require_several,
+    require_whole,
 )
 from statestore.io.local import named_errors
 from statestore.operations import spark_states
@@ -94,7 +95,10 @@ def verify(
         versions = (batch + 1 for batch in checkpoint.done_batches)
     elif versions is not None:
         require_several("versions", versions)
-    wanted = {checkpoint.newest_version} - {0} if versions is None else {*versions}
+    if versions is None:
+        wanted = {checkpoint.newest_version} - {0}
+    else:
+        wanted = {require_whole("versions", version) for version in versions}
     for version in wanted:
         check_committed(checkpoint, version)
     if checkpoint.newest_version in {*wanted} | {0}:

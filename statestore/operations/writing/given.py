@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 Function = Callable[[pa.Table], Any]
 """Makes rows of rows: columns as `read` returns them in, Arrow data out; called many times."""
-Batches = Callable[[], Iterator[pa.RecordBatch]]
+Batches = Callable[[], Generator[pa.RecordBatch, None, None]]
 """Reads the rows there are; the first batch is empty and tells their columns."""
 TABLE = "state"
 """The table in SQL of the rows there are."""
@@ -47,8 +48,8 @@ class GivenRows(ABC):
         """Return their columns; a function or SQL is run on no rows for that."""
 
     @abstractmethod
-    def batches(self, scratch_directory: str) -> Iterator[pa.RecordBatch]:
-        """Yield them; what was given as a stream only once.
+    def batches(self, scratch_directory: str) -> Generator[pa.RecordBatch, None, None]:
+        """Yield them; what was given as a stream only once. Close it: it may read in threads.
 
         Args:
             scratch_directory: Local directory for what does not fit memory.
@@ -178,7 +179,7 @@ class _Data(GivenRows):
     def schema(self) -> pa.Schema:
         return self.columns
 
-    def batches(self, scratch_directory: str) -> Iterator[pa.RecordBatch]:
+    def batches(self, scratch_directory: str) -> Generator[pa.RecordBatch, None, None]:
         del scratch_directory
         # Of a table as often as asked, of a stream once.
         num_rows = 0
@@ -218,7 +219,7 @@ class _Made(GivenRows):
         first = next(self.stored())
         return as_reader(self.function(pa.Table.from_batches([first]))).schema
 
-    def batches(self, scratch_directory: str) -> Iterator[pa.RecordBatch]:
+    def batches(self, scratch_directory: str) -> Generator[pa.RecordBatch, None, None]:
         del scratch_directory
         for batch in self.stored():
             if batch.num_rows:
@@ -239,14 +240,15 @@ class _Sql(GivenRows):
         with open_database(**_SETTINGS) as connection:
             return self._run(connection, first.schema, iter([first])).schema
 
-    def batches(self, scratch_directory: str) -> Iterator[pa.RecordBatch]:
+    def batches(self, scratch_directory: str) -> Generator[pa.RecordBatch, None, None]:
         failed: list[StateStoreError] = []
-        batches = map(with_short_durations, self.stored())
-        first = next(batches)
         with (
+            closing(self.stored()) as stored,
             tempfile.TemporaryDirectory(prefix="sql-", dir=scratch_directory) as directory,
             open_database(directory, **_SETTINGS) as connection,
         ):
+            batches = map(with_short_durations, stored)
+            first = next(batches)
             try:
                 made = self._run(connection, first.schema, _noting(batches, failed))
                 yield from gather(made, MAX_BLOCK_BYTES)

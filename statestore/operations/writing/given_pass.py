@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -116,7 +117,8 @@ class Given(Pass):
                     yield pick(batch, ~is_gone(batch))
         for of in self.rows:
             if of.given is not None:
-                yield from of.columns.encode(of.given.batches(scratch), max_parallelism)
+                with closing(of.given.batches(scratch)) as given:
+                    yield from of.columns.encode(given, max_parallelism)
 
     def _num_single(self, batch: pa.RecordBatch) -> int:
         """Return how many rows are of column families of one row a key: lists add theirs up."""
