@@ -835,7 +835,8 @@ class Checkpoint(Directory):
                 is of the keys and `all_rows` is not given; or another file is where the certificate
                 goes (kind file-exists).
             NotFoundError: No row of the keys is there (kind keys-not-found).
-            StorageError: The certificate cannot be written, before which nothing is changed.
+            StorageError: The certificate cannot be written, before which nothing is changed; or a
+                file cannot be deleted, and the error says whether the version counts.
         """
         to = None if certificate is None else CertificateFile(certificate)
         with self._reach.checkpoint() as checkpoint:

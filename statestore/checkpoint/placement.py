@@ -7,6 +7,7 @@ the first version, and never changed; a second writer takes the first one's.
 from __future__ import annotations
 
 import json
+import os
 import posixpath
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ from statestore.core.ids import RandomIds, is_checkpoint_id
 from statestore.core.json_fields import MalformedError, parse_fields
 from statestore.core.providers import IN_DRIVER_MEMORY
 from statestore.core.version import WRITER
-from statestore.io.storage import absolute_uri
+from statestore.io.storage import absolute_uri, scheme_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -170,15 +171,25 @@ def require_own_state(
                 to_fix="let that be reached, and try again; or, if this one was moved and the "
                 f"other is no more, write {uri} as `checkpoint` into {state_root}/{OWNER_NAME}",
             ) from error
+    to_fix = (
+        "copy checkpoints by `statestore branch` or `statestore savepoint`. If this one was "
+        f"moved, and the other is no more, write {uri} as `checkpoint` into "
+        f"{state_root}/{OWNER_NAME}"
+    )
+    if scheme_of(owner) == "file" and not os.path.isdir(owner):  # noqa: PTH112 (no error)
+        home = posixpath.dirname(owner)
+        to_fix = (
+            "if this is the same directory under another mount, do it where the directory is "
+            f"{home}, or mount it there, and write no file: the query would be refused. Else "
+            f"{to_fix}"
+        )
     raise IncompatibleError(
         "the state is that of another checkpoint, which would lose it",
         kind="other-checkpoint",
         checkpoint=posixpath.dirname(uri),
         state=state_root,
         belongs_to=owner,
-        to_fix="copy checkpoints by `statestore branch` or `statestore savepoint`. If this one was "
-        f"moved, and the other is no more, write {uri} as `checkpoint` into "
-        f"{state_root}/{OWNER_NAME}",
+        to_fix=to_fix,
     )
 
 

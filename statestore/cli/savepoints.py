@@ -360,8 +360,8 @@ def branch(
     """Make a second checkpoint that shares the state files of the first.
 
     The query may run meanwhile. Neither query can harm the other's state. To drop the branch,
-    delete its directory. A local file system shares the files by hard links; an S3 storage copies
-    them in the server.
+    delete its directory. A local file system shares your own files by hard links; an S3 storage
+    copies the files in the server.
 
     \b
     statestore branch /data/checkpoint /data/experiment

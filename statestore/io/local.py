@@ -270,8 +270,15 @@ class LocalFileIO:
                     return
 
     def shares(self, other: FileIO, path: str, new_path: str) -> bool:
-        """See TreeFileIO; where both are on one file system."""
-        return isinstance(other, LocalFileIO) and _device(path) == _device(new_path)
+        """See TreeFileIO; where both are on one file system, and the file is this user's own.
+
+        A file that has two names has one owner: who gives the new directory to its user, by
+        `chown -R`, would take a file of somebody else's away from where it was.
+        """
+        if not isinstance(other, LocalFileIO):
+            return False
+        there, here = _status(path), _status(new_path)
+        return there.st_dev == here.st_dev and there.st_uid == os.geteuid()
 
     def link(self, path: str, new_path: str, *, sync: bool) -> None:
         """See TreeFileIO; a hard link, or a copy where the file system has none."""
@@ -325,11 +332,11 @@ class LocalFileIO:
         return self._clock.elapsed_ms() - start_ms
 
 
-def _device(path: str) -> int:
-    """Return the file system that a path is on, or will be when it is made."""
+def _status(path: str) -> os.stat_result:
+    """Return the status of a path, or of the directory above that is there."""
     while True:
         try:
-            return os.stat(path).st_dev
+            return os.stat(path)
         except OSError:
             if path in ("", "/"):
                 raise

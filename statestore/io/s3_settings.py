@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import posixpath
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.core.errors import InvalidArgumentError
@@ -80,9 +79,10 @@ class S3Settings:
         files = {"AWS_SHARED_CREDENTIALS_FILE": "credentials", "AWS_CONFIG_FILE": "config"}
         marks: list[tuple[int, ...]] = []
         for variable, name in files.items():
-            path = Path(os.environ.get(variable, f"~/.aws/{name}")).expanduser()
+            # Of a user without a home, as in some containers, pathlib raises.
+            path = os.path.expanduser(os.environ.get(variable, f"~/.aws/{name}"))
             try:
-                found = path.stat()
+                found = os.stat(path)
                 marks.append((found.st_mtime_ns, found.st_size) if found.st_size else ())
             except OSError:
                 marks.append(())

@@ -60,6 +60,9 @@ def copy_file(
             file=path,
             to_fix="copy a newer version",
         ) from error
+    except PermissionError:
+        with named_errors("copy a file", path):
+            raise
     if ref is not None:
         with named_errors("check a copy", copy):
             sealed = SealedFile(copy, path)

@@ -172,7 +172,7 @@ class Linked(Copied):
     """Files that both directories share where their storage can; else as `Copied`.
 
     Attributes:
-        is_shared: Whether it can.
+        is_shared: Whether it can share all of them.
         is_moved: Whether the directory they come from is deleted afterwards.
     """
 
@@ -183,22 +183,33 @@ class Linked(Copied):
 
     @classmethod
     def between(
-        cls, source: OpenCheckpoint, target: Place, *, state_uri: str = "", is_moved: bool = False
+        cls,
+        version: CommittedVersion,
+        target: Place,
+        *,
+        state_uri: str = "",
+        is_moved: bool = False,
     ) -> Linked:
-        """Return the pass from a checkpoint's state to a new directory; nothing is written.
+        """Return the pass from a version's state to a new directory; nothing is written.
 
         Args:
-            source: The checkpoint.
+            version: The version.
             target: The new directory.
             state_uri: As of `Copy`.
-            is_moved: Whether the checkpoint is deleted afterwards.
+            is_moved: Whether the directory that the version is in is deleted afterwards.
 
         Raises:
             InvalidArgumentError, StorageError: As `Place.open`.
         """
+        source = version.checkpoint
         with tempfile.TemporaryDirectory(dir=source.scratch_directory) as work:
-            io, path = target.open_other(state_uri, work) if state_uri else target.open(work)
-            return cls(io.shares(source.state_io, source.state_root, path), is_moved)
+            io, new_path = target.open_other(state_uri, work) if state_uri else target.open(work)
+            is_shared = all(
+                io.shares(source.state_io, path, new_path)
+                for store in version.heads
+                for path, _ in version.state_files(store)
+            )
+            return cls(is_shared, is_moved)
 
     @property
     def words(self) -> str:

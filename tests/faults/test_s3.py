@@ -4,6 +4,7 @@ import errno
 import gc
 import json
 import os
+import pwd
 import shutil
 import socket
 import sys
@@ -777,6 +778,19 @@ def test_refusal_that_is_no_matter_of_permission_says_its_cause(
     assert caught.value.kind == "storage"
     assert to_fix in caught.value.to_fix
     assert caught.value.fields["code"] == code
+
+
+def test_user_without_a_home_has_no_profile(monkeypatch):
+    """Catches an engine that does not start in a container whose user has no entry there."""
+
+    def nobody(_):
+        raise KeyError("uid not found")
+
+    for name in ("HOME", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+
+    assert S3Settings().profile_mark() == ((), ())
 
 
 def test_profile_that_was_renewed_is_read_again(s3_server, bucket, tmp_path, profile):

@@ -502,6 +502,27 @@ def test_nothing_is_deleted_by_who_stood_still_after_the_commit(tmp_path: Path) 
     assert read_checkpoint(made.path) == expected
 
 
+def test_who_may_not_delete_is_told_what_counts(tmp_path: Path) -> None:
+    """Catches an error that reads as if nothing was done, where files with the keys are left."""
+    made = make(tmp_path)
+
+    class Denying(LocalFileIO):
+        def delete_files(self, of: str, names: Any) -> None:
+            raise StorageError("cannot delete", kind="permission-denied", to_fix="give rights")
+
+    to = tmp_path / "c.json"
+    with pytest.raises(StorageError, match=r"goes on without.*files that may.*version=3") as caught:
+        at(made.path, io=Denying()).forget(f"k = {KEYS[3]}", certificate=to)
+    assert caught.value.kind == "permission-denied"
+
+    expected = made.expected()
+    del expected[0, "default"][unsafe_row(KEYS[3])]
+    assert read_checkpoint(made.path) == expected
+    done = Checkpoint(made.path).forget(f"k = {KEYS[3]}", certificate=to).certificate
+    assert done.search is not None
+    assert done.search.outcomes[0].verdict == "forgotten"
+
+
 def test_a_damaged_file_that_no_version_needs_goes_with_the_rest(tmp_path: Path) -> None:
     """Catches keys that can never be forgotten once a repair has left a damaged file."""
     made = make(tmp_path, checkpoint_format=2)

@@ -459,6 +459,23 @@ def test_checkpoint_that_was_moved_is_changed_when_its_state_says_where_it_is(tm
     assert Checkpoint(tmp_path / "moved").verify(deep=True).ok
 
 
+def test_checkpoint_under_another_mount_is_told_to_leave_the_file_alone(tmp_path, elsewhere):
+    """Catches advice whose doing stops the query, to which the directory has its first path."""
+    elsewhere.rename(tmp_path / "mounted")
+
+    def advice():
+        with pytest.raises(IncompatibleError) as caught:
+            Checkpoint(tmp_path / "mounted").rescale(4)
+        return caught.value.to_fix
+
+    assert advice().startswith(
+        f"if this is the same directory under another mount, do it where the directory is "
+        f"{elsewhere}, or mount it there, and write no file"
+    )
+    shutil.copytree(tmp_path / "mounted", elsewhere)
+    assert advice().startswith("copy checkpoints by `statestore branch`")
+
+
 @pytest.mark.parametrize(
     ("kind", "found"), [("permission-denied", StorageError), ("directory-gone", IncompatibleError)]
 )

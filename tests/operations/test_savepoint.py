@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import tempfile
 from dataclasses import replace
@@ -17,6 +19,7 @@ from statestore.core.errors import (
     CorruptionError,
     InvalidArgumentError,
     NotFoundError,
+    StorageError,
 )
 from statestore.core.options import StateStoreOptions
 from statestore.io.local import LocalFileIO
@@ -364,6 +367,63 @@ def test_branch_shares_files_and_harms_nobody(tmp_path):
     shutil.rmtree(tmp_path / "branch")
     with open_checkpoint(place_of(query.path)) as checkpoint:
         assert len(checkpoint.heads(4)) == 4
+
+
+@pytest.mark.parametrize("claims", [False, True])
+def test_files_of_another_owner_are_copied_and_the_plan_says_so(tmp_path, monkeypatch, claims):
+    """Catches a plan of 0 bytes for what is copied since it belongs to somebody else."""
+    query = make_query(tmp_path / "query")
+    at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint", form="native")
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+
+    def make(*, dry_run):
+        if claims:
+            source = Savepoint(tmp_path / "savepoint")
+            return source.restore(tmp_path / "new", claim=True, dry_run=dry_run)
+        return Checkpoint(query.path).branch(tmp_path / "new", dry_run=dry_run)
+
+    plan = make(dry_run=True)
+    assert plan.state_files == ("moved" if claims else "copied")
+    assert plan.copied_bytes == plan.state_bytes > 0
+    make(dry_run=False)
+    files = list((tmp_path / "new" / "state").rglob("*.arrows"))
+    assert {path.stat().st_nlink for path in files} == {1}
+    assert read_rows(tmp_path / "new") == query.expected()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize("num_of_another", [1, 12])
+def test_branch_that_is_given_away_takes_no_file_of_another_owner(tmp_path, num_of_another):
+    """Catches a `chown -R` of a branch that takes the state of production from its query."""
+    query = make_query(tmp_path / "query")
+    files = sorted(Path(query.path, "state").rglob("*.arrows"))
+    assert len(files) == 12
+    for path in files[:num_of_another]:
+        os.chown(path, 12345, 12345)
+
+    plan = Checkpoint(query.path).branch(tmp_path / "branch", dry_run=True)
+    Checkpoint(query.path).branch(tmp_path / "branch")
+    for path in (tmp_path / "branch").rglob("*"):
+        os.chown(path, 23456, 23456)
+
+    assert {path.stat().st_uid for path in files[:num_of_another]} == {12345}
+    assert plan.state_files == "copied"
+    assert {path.stat().st_nlink for path in files[num_of_another:]} <= {2}
+    assert read_rows(tmp_path / "branch") == query.expected()
+
+
+def test_file_that_can_be_seen_and_not_read_is_named(tmp_path, monkeypatch):
+    """Catches a traceback of Python's in place of the file and what to do."""
+    query = make_query(tmp_path / "query", 1, num_partitions=1)
+
+    def deny(path, _):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(shutil, "copyfile", deny)
+    with pytest.raises(StorageError, match=f"cannot copy a file.*file='{query.path}/") as caught:
+        Checkpoint(query.path).savepoint(tmp_path / "savepoint", form="native")
+    assert caught.value.kind == "permission-denied"
 
 
 @pytest.fixture

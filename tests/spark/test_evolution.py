@@ -6,16 +6,27 @@ import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import IllegalArgumentException, StreamingQueryException
 
 from statestore import Checkpoint
 
 from .conftest import EXTENDED, PROVIDER, MakeLane
-from .harness import FILESYSTEM, HEAP, ROCKSDB, ROCKSDB_BACKEND, Lane, Query, assert_same
+from .harness import (
+    FILESYSTEM,
+    HEAP,
+    ROCKSDB,
+    ROCKSDB_BACKEND,
+    STATE_STORE,
+    Lane,
+    Query,
+    assert_same,
+    tree,
+)
 from .queries import one_input
 from .state_evolution import (
     BEGUN,
@@ -259,3 +270,37 @@ def test_types_that_avro_has_not_are_refused_as_by_built_in(make_lane: MakeLane)
         lane = make_lane(evolving("a TINYINT"), provider)
         with pytest.raises(StreamingQueryException, match="sqlType = TINYINT"):
             evolve(lane, ("a TINYINT",))
+
+
+@pytest.mark.ours
+@pytest.mark.skipif(PROVIDER not in (FILESYSTEM, ROCKSDB_BACKEND), reason="state is in files")
+@pytest.mark.parametrize("encoding", ["unsaferow", pytest.param("avro", marks=EXTENDED)])
+def test_query_whose_schemas_are_under_another_path_is_refused(
+    make_lane: MakeLane, tmp_path: Path, encoding: str
+) -> None:
+    """Catches a schema that Spark takes for the first, and an error that names no way out."""
+    lane = make_lane(evolving("a INT, b INT"), conf={f"{STATE_STORE}.encodingFormat": encoding})
+    runs = one_input(1, 1, num_rows=25)
+    lane.run(*runs[0])
+    begun, moved, again = (tmp_path / name for name in ("begun", "moved", "again"))
+    Checkpoint(lane.checkpoint).restore(begun)
+    begun.rename(moved)
+    lane.checkpoint = moved
+    lane.feed(*runs[1])
+    lane.query = evolving("a STRING, b STRING")
+    before = tree(moved)
+
+    with pytest.raises(IllegalArgumentException, match=r"\[file-not-found\] a schema") as refused:
+        lane.run()
+    assert f"file=file:{begun}/state/0/_stateSchema/" in str(refused.value)
+    assert f"`statestore restore {moved} NEW`" in str(refused.value)
+    assert tree(moved) == before
+    assert not begun.exists()
+
+    Checkpoint(moved).restore(again)
+    lane.checkpoint = again
+    with pytest.raises(StreamingQueryException, match="STATE_STORE"):
+        lane.run()
+    lane.query = evolving("a INT, b INT")
+    lane.run()
+    assert len(lane.batches) == 2

@@ -27,6 +27,7 @@ from statestore.core.errors import (
     CorruptionError,
     InvalidArgumentError,
     NotFoundError,
+    StorageError,
 )
 from statestore.core.ids import RandomIds
 from statestore.core.text import format_time
@@ -263,13 +264,13 @@ class Forgetting:
         self._delete([file for file in listed if not _is_up_to(file.info.name, version)])
         step.commit(batch.batch, "forget", made, is_begun=batch.is_begun)
         before = [file for file in listed if _is_up_to(file.info.name, version)]
-        self._delete([file for file in before if file.path not in own])
+        self._delete_rest([file for file in before if file.path not in own], version)
         return replace(certificate, written=written)
 
     def _finished(self, certificate: Certificate) -> Certificate:
         """Delete what an earlier call has left of the files before its version."""
         files, made = self._left_of(certificate.version)
-        self._delete(files)
+        self._delete_rest(files, certificate.version)
         return replace(certificate, written=tuple(map(_record, made)))
 
     def _left_of(self, version: int) -> tuple[list[StoreFile], list[StoreFile]]:
@@ -352,6 +353,20 @@ class Forgetting:
             location = self.checkpoint.location(store)
             for batch in delete_batches(names):
                 location.io.delete_files(location.directory, batch)
+
+    def _delete_rest(self, files: list[StoreFile], version: int) -> None:
+        """Delete files of before a version that counts; where that fails, the error says so."""
+        try:
+            self._delete(files)
+        except StorageError as error:
+            raise StorageError(
+                "the query goes on without the keys, and older files that may have them are left",
+                kind=error.kind,
+                checkpoint=self.checkpoint.uri,
+                version=version,
+                reason=str(error),
+                to_fix="let them be deleted, and do the same again: it deletes what is left",
+            ) from error
 
     def _require_unread(self, most: int | None) -> None:
         """Check that nobody reads files that are to be deleted: up to a version, or all."""

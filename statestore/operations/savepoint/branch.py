@@ -1,8 +1,8 @@
 """Branch: a second checkpoint that shares the state files of a first, to try new code on its state.
 
 State files are never written in place, so sharing them is enough: on one local file system by hard
-links, on one S3 storage by copies that the server makes. What either query then writes or expires
-is its own. A branch is dropped by deleting its directory.
+links, on one S3 storage by copies that the server makes. Files of another owner are copied. What
+either query then writes or expires is its own. A branch is dropped by deleting its directory.
 """
 
 from __future__ import annotations
@@ -42,5 +42,5 @@ def decide_branch(
     origin = BranchOrigin(checkpoint.uri, found.query_id or "", found.version)
     metadata = query_metadata(new_query_id(target.ids), origin)
     return same_shape(
-        "branch", found, target, Linked.between(checkpoint, target), lambda _: (metadata, None)
+        "branch", found, target, Linked.between(found, target), lambda _: (metadata, None)
     )

@@ -108,7 +108,7 @@ def decide_restore(
     )
     as_is: Pass = Copied()
     if claims:
-        as_is = Linked.between(source, target, state_uri=elsewhere, is_moved=True)
+        as_is = Linked.between(found, target, state_uri=elsewhere, is_moved=True)
     passes = _passes_of(
         _by_store(states.values(), kept.kept),
         found,

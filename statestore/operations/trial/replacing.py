@@ -289,7 +289,7 @@ def _fill(
                 )
             return metadata, None
 
-        passing = Linked.between(source, place)
+        passing = Linked.between(version, place)
         copy = same_shape(operation, version, place, passing, becomes, query_id=record.query_id)
         files = {history_path("")[1:]: history}
         # Such as what repairs have taken out of the logs, or the checkpoint of another query.

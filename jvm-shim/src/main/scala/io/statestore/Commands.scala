@@ -7,6 +7,9 @@ object Commands {
   def rescale(checkpoint: String, numPartitions: Int): String =
     s"statestore rescale ${quoted(named(checkpoint))} --num-partitions $numPartitions --yes"
 
+  /** Makes a new checkpoint of one that no query is writing, where `NEW` stands. */
+  def restore(checkpoint: String): String = s"statestore restore ${quoted(named(checkpoint))} NEW"
+
   /** Hadoop does not encode a `file:` URI, as a command takes it to be: a path is what it is. */
   private def named(directory: String): String = directory.replaceFirst("^file:/+", "/")
 

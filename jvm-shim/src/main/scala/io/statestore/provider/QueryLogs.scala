@@ -17,7 +17,8 @@ private[provider] final class QueryLogs(session: SparkSession, val root: String)
   import QueryLogs._
 
   private val directory = new Path(root)
-  private val fs = directory.getFileSystem(session.sessionState.newHadoopConf())
+  private val hadoopConf = session.sessionState.newHadoopConf()
+  private val fs = directory.getFileSystem(hadoopConf)
 
   def newestPlanned: Option[Long] = batches("offsets").maxOption
 
@@ -65,6 +66,22 @@ private[provider] final class QueryLogs(session: SparkSession, val root: String)
     fs.exists(new Path(directory, StreamingCheckpointConstants.DIR_NAME_STATE)) &&
       provider.exists(Backends.isOurs)
 
+  /**
+   * A file of state schemas that is not there: of those that are the newest of a store in Spark's
+   * metadata of an operator, as the next batch finds it. The metadata names them by whole URIs.
+   */
+  def missingSchema: Option[Path] = {
+    val batch = next
+    val newest = for {
+      operator <- batches(StreamingCheckpointConstants.DIR_NAME_STATE).iterator
+      of = s"${StreamingCheckpointConstants.DIR_NAME_STATE}/$operator/_metadata/v2"
+      written <- batches(of).filter(_ <= batch).maxOption.iterator
+      store <- secondLine(s"$of/$written").path("stateStoreInfo").elements.asScala
+      file <- store.path("stateSchemaFilePaths").elements.asScala.toSeq.lastOption
+    } yield new Path(file.asText)
+    newest.find(file => !file.getFileSystem(hadoopConf).exists(file))
+  }
+
   /** Whether an operation made a batch, or Spark's repartition: no sink was given it then. */
   def isOfOperation(batch: Long): Boolean =
     isRescale(batch) || conf(batch).fieldNames.asScala.exists(_.startsWith("statestore."))
@@ -78,9 +95,12 @@ private[provider] final class QueryLogs(session: SparkSession, val root: String)
   /** The configuration that a batch was planned with; nothing where no entry has it. */
   private def conf(batch: Long): JsonNode = entry(batch).path("conf")
 
-  private def entry(batch: Long): JsonNode =
+  private def entry(batch: Long): JsonNode = secondLine(s"offsets/$batch")
+
+  /** The JSON behind the line with the version of a file; nothing where there is no such file. */
+  private def secondLine(below: String): JsonNode =
     try {
-      val in = fs.open(new Path(directory, s"offsets/$batch"))
+      val in = fs.open(new Path(directory, below))
       val lines = try new String(in.readAllBytes(), UTF_8).split('\n') finally in.close()
       // A continuous trigger writes an empty line.
       lines.lift(1).filter(_.nonEmpty).fold[JsonNode](Json.obj())(Json.readObject)

@@ -16,10 +16,10 @@ import org.apache.spark.sql.internal.SQLConf
 /**
  * Notices the start of a streaming query on the driver, also where no batch of it is planned for
  * long, and refuses options that no store of it would take, a provider of this package under a key
- * that is none, another number of state partitions than the one asked for, and a file sink that
- * does not fit its checkpoint. What Spark pins in the offset log is not among the options yet:
- * those are what somebody set. Spark finds this class by its name in the jar's
- * `META-INF/services`.
+ * that is none, another number of state partitions than the one asked for, a checkpoint whose state
+ * schemas are elsewhere, and a file sink that does not fit it. What Spark pins in the offset log is
+ * not among the options yet: those are what somebody set. Spark finds this class by its name in the
+ * jar's `META-INF/services`.
  */
 final class QueryStarts extends SparkSessionExtensionsProvider {
   override def apply(extensions: SparkSessionExtensions): Unit =
@@ -38,6 +38,7 @@ final class QueryStarts extends SparkSessionExtensionsProvider {
             val parsed = ShimOptions.parse(options)
             OffHeap.check(parsed)
             QueryStarts.requirePartitions(session, write, parsed.partitions)
+            QueryStarts.requireSchemas(session, write)
             if (provider == Backends.Providers("rocksdb")) ShimOptions.warnOfIgnored(options)
             FileSinks.check(session, write)
           } else {
@@ -99,4 +100,22 @@ private[statestore] object QueryStarts extends Logging {
         }
       case _ => ()
     }
+
+  /**
+   * Refuses a query whose checkpoint has its state schemas under a path that is not there. Spark
+   * takes that for a query without any, and writes the schema of its program in their place.
+   */
+  private def requireSchemas(session: SparkSession, write: WriteToStream): Unit = session match {
+    case classic: ClassicSession =>
+      val logs = new QueryLogs(classic, write.resolvedCheckpointLocation)
+      logs.missingSchema.foreach { file =>
+        throw new IllegalArgumentException(
+          "[file-not-found] a schema of the state is not where the checkpoint names it, as after " +
+            "the checkpoint was moved, or restored under another path than the query's: " +
+            s"file=$file checkpoint=${logs.root}. To fix: let the checkpoint be where that file " +
+            s"is named, or run `${Commands.restore(logs.root)}`, with NEW as the query names it, " +
+            "and start the query from there")
+      }
+    case _ => ()
+  }
 }
