@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import LeaseKind, lease_directory, lease_name, parse_lease_name
@@ -93,6 +93,8 @@ class QueryProgress:
         rows: Input rows of the batch.
         input_rows_per_second, processed_rows_per_second: As Spark has them in its progress; None
             where it does not know.
+        began_ms: When the driver's lease was taken, soon after its run began, by its clock; None
+            where nobody knows: another engine took it.
     """
 
     name: str | None = None
@@ -100,19 +102,25 @@ class QueryProgress:
     rows: int | None = None
     input_rows_per_second: float | None = None
     processed_rows_per_second: float | None = None
+    began_ms: int | None = None
 
     @classmethod
     def from_json(cls, found: object) -> QueryProgress | None:
         """Read the JSON form; what is not as it should be is left out: nothing depends on it."""
         if not isinstance(found, dict):
             return None
-        name, batch, rows = (found.get(each) for each in ("name", "batch", "rows"))
+        name = found.get("name")
         rates = (found.get(f"{of}_rows_per_second") for of in ("input", "processed"))
         return cls(
             name[:_MOST_NAME] if isinstance(name, str) else None,
-            *(count if type(count) is int and count >= 0 else None for count in (batch, rows)),
+            *(_to_count(found.get(each)) for each in ("batch", "rows")),
             *map(_to_rate, rates),
+            _to_count(found.get("began_ms")),
         )
+
+
+def _to_count(found: object) -> int | None:
+    return found if type(found) is int and found >= 0 else None
 
 
 def _to_rate(found: object) -> float | None:
@@ -249,6 +257,7 @@ class Lease:
         self._clock = clock
         self._lock = threading.Lock()
         self._is_dropped = False
+        self._taken_ms: int | None = None
 
     def take(self, progress: QueryProgress | None = None) -> Mapping[str, FileInfo]:
         """Write the lease, as `renew`, and return the files of all leases, this one among them.
@@ -260,6 +269,8 @@ class Lease:
         Raises:
             StorageError: The storage failed; the lease may be there.
         """
+        if self._taken_ms is None:  # one that expired is taken again
+            self._taken_ms = self._clock.now_ms()
         self._io.make_directory(self.leases.directory)
         before = self.leases.list()
         self.renew(progress)
@@ -283,7 +294,7 @@ class Lease:
             "renewed_ms": self._clock.now_ms(),
         }
         if progress is not None:
-            fields["query"] = asdict(progress)
+            fields["query"] = asdict(replace(progress, began_ms=self._taken_ms))
         data = json.dumps(fields, indent=2).encode()
         with self._lock:
             if not self._is_dropped:

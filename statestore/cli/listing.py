@@ -124,7 +124,7 @@ def _print_info(info: CheckpointInfo) -> None:
     if info.query_id is not None:
         name = "" if info.query_name is None else f" {escape_controls(info.query_name)}"
         click.echo(f"query{name} {info.query_id}{', running' if info.is_running else ''}")
-    for line in info.position.lines() if info.position is not None else ():
+    for line in info.position.lines(info.lag_ms) if info.position is not None else ():
         click.echo(escape_controls(line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"))
     for operator in info.operators:
         stores = ", ".join(store.name for store in operator.stores)

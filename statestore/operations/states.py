@@ -71,6 +71,7 @@ def state_of(checkpoint: OpenCheckpoint, head: PublishedFile) -> StoreState:
         own_bytes=head.ref.size,
         full_bytes=sum(ref.size for ref in head.chain),
         num_files=1 + len(trailer.files),
+        num_taken_over=sum(ref.is_foreign for ref in trailer.files),
         deltas=tuple(ref for ref in trailer.files if ref.kind == "delta"),
         contents=(trailer.lineage, trailer.files),
         is_by_key=checkpoint.work.form(checkpoint.body).is_by_key,

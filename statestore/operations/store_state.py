@@ -49,8 +49,10 @@ class StoreState:
         column_families: With their schemas.
         kind: How it is kept.
         own_bytes: Bytes of the files that it added.
-        full_bytes: Bytes that a restore reads.
+        full_bytes: Bytes that a restore reads: all of each file, whoever's rows it has.
         num_files: Files that a restore reads, references to parts of one counted each.
+        num_taken_over: Those of them that a rescale took over, perhaps with rows of other state
+            partitions.
         files: Bytes of each file by path, where a version shares files with the one before it and
             nothing but comparing the two tells which it added; own_bytes are then all of them.
         deltas: References to the deltas among them, of this package's; nothing stands for one.
@@ -80,6 +82,7 @@ class StoreState:
     parent_commit: CommitTimes | None = None
     deltas: tuple[FileRef, ...] = ()
     files: Mapping[str, int] | None = None
+    num_taken_over: int = 0
 
 
 States = dict["StoreName", StoreState]

@@ -45,8 +45,9 @@ FULL_SHARE = 0.9
 
 
 def advise(facts: Facts) -> tuple[Advice, ...]:
-    """Return what should be done, problems first."""
-    found = [advice for rule in _RULES for advice in rule(facts)]
+    """Return what should be done, problems first; nothing changes a savepoint."""
+    rules = _RULES if facts.savepoint is None else (_damage,)
+    found = [advice for rule in rules for advice in rule(facts)]
     return tuple(sorted(found, key=lambda advice: advice.severity != "problem"))
 
 
@@ -90,23 +91,27 @@ def _where(findings: Sequence[Finding]) -> str:
 
 def _too_large(facts: Facts) -> Iterator[Advice]:
     for store in _changeable(facts):
-        if not any(map(_is_large, store.partitions)):
-            continue
-        if (more := _doubled(store)) is not None:
-            rows = max(part.num_rows or 0 for part in store.partitions)
-            full_bytes = max(part.full_bytes for part in store.partitions)
+        large = [part for part in store.partitions if _is_large(part)]
+        if large and (more := _doubled(store)) is not None:
+            largest = max(large, key=lambda part: (part.num_rows or 0, part.full_bytes))
+            rows = "rows not counted"
+            if largest.num_rows is not None:
+                rows = format_count(largest.num_rows, "row")
+            size = "" if largest.num_taken_over else f"{format_bytes(largest.full_bytes)}, "
             yield Advice(
                 "partitions-too-large",
                 "advice",
-                f"The largest state partition of {store.title} has {rows:,} rows and "
-                f"{format_bytes(full_bytes)}. A restart waits for it to be restored. "
-                "More state partitions are smaller ones.",
+                f"A state partition of {store.title} is large: {size}{rows}. A restart waits for "
+                "it to be restored. More state partitions are smaller ones.",
                 f"statestore rescale {shlex.quote(facts.uri)} --num-partitions {more}",
             )
 
 
 def _is_large(partition: PartitionFacts) -> bool:
-    return (partition.num_rows or 0) > LARGE_ROWS or partition.full_bytes > LARGE_BYTES
+    if (partition.num_rows or 0) > LARGE_ROWS:
+        return True
+    # Files that a rescale took over have rows of others: a second rescale would not make it less.
+    return not partition.num_taken_over and partition.full_bytes > LARGE_BYTES
 
 
 def _too_small(facts: Facts) -> Iterator[Advice]:
@@ -116,7 +121,7 @@ def _too_small(facts: Facts) -> Iterator[Advice]:
         if not store.rescalable:
             return
         for part in store.partitions:
-            if part.num_rows is None or _is_large(part):
+            if part.num_rows is None or part.full_bytes > LARGE_BYTES:
                 return
             rows[part.partition] += part.num_rows
     if len(rows) < 8 or max(rows.values()) >= SMALL_ROWS:
@@ -193,17 +198,29 @@ def _chains(facts: Facts) -> Iterator[Advice]:
     if facts.backend in SPARK_PROVIDERS:
         return
     limit = 2 * StateStoreOptions().snapshot_max_chain_length
-    longest = max(
-        (part.num_files for store in facts.stores for part in store.partitions), default=0
-    )
-    if longest > limit:
+    parts = [part for store in facts.stores for part in store.partitions]
+    longest = max(parts, key=lambda part: part.num_files, default=None)
+    if longest is None or longest.num_files <= limit:
+        return
+    seen = f"A restore reads up to {longest.num_files} files for one state partition."
+    is_local = facts.backend in IN_LOCAL_DATABASE
+    made = "merges" if is_local else "snapshots"
+    if longest.num_files - longest.num_taken_over <= limit:
         yield Advice(
             "long-chains",
             "advice",
-            f"A restore reads up to {longest} files for one state partition. Snapshots do not keep "
-            "up: look for failed ones in the log of the executors, or set "
-            "spark.sql.streaming.stateStore.snapshot.maxChainLength lower.",
+            f"{seen} A rescale took over {longest.num_taken_over} of them. The next {made} of the "
+            "query put them together; while it is stopped, the command does.",
+            f"statestore compact {shlex.quote(facts.uri)} --yes",
         )
+        return
+    option = "rocksdb.mergeMinFiles" if is_local else "snapshot.maxChainLength"
+    yield Advice(
+        "long-chains",
+        "advice",
+        f"{seen} The {made} do not keep up: look for failed ones in the log of the executors, or "
+        f"set spark.sql.streaming.stateStore.{option} lower.",
+    )
 
 
 def _retention(facts: Facts) -> Iterator[Advice]:

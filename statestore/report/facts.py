@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from statestore.codec.commit_times import MemoryUse
     from statestore.operations.metadata_file import BranchOrigin
     from statestore.operations.savepoint.find import FoundBranch, FoundSavepoint
+    from statestore.operations.savepoint.savepoint import SavepointInfo
     from statestore.operations.upkeep.query_info import QueryInfo
     from statestore.operations.upkeep.survey import VersionInfo
     from statestore.operations.upkeep.verification import Finding
@@ -82,13 +83,16 @@ class PartitionFacts:
     Attributes:
         partition: State partition.
         num_rows: Rows; None where only reading them tells.
-        own_bytes, full_bytes: Bytes that the version added, and that a restore reads.
+        own_bytes, full_bytes: Bytes that the version added, and that a restore reads: all of each
+            file, whoever's rows it has.
         num_files: Files that a restore reads.
         restore_ms: Estimate of a restore on one core.
         num_commits: Commits whose times are known, of the versions looked at.
         write_ms, checksum_ms, publish_ms, sync_ms, commit_ms: Medians of their phases and of all
             of them together, as `CommitTimes` has them; None where no commit's times are known.
-        memory: Memory at the commit that found its container the fullest; None as well.
+        memory: Memory at the commit that found its container the fullest, of those under the limit
+            of the newest; None as well.
+        num_taken_over: Files that a rescale took over, perhaps with rows of other state partitions.
     """
 
     partition: int
@@ -104,6 +108,7 @@ class PartitionFacts:
     sync_ms: float | None
     commit_ms: float | None
     memory: MemoryUse | None = None
+    num_taken_over: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +206,7 @@ class Facts:
         advice: What to do, the most urgent first.
         history: Operations that changed the checkpoint where it is, newest first, without the
             certificates of forgotten keys.
+        savepoint: What a savepoint says of itself; None of a checkpoint.
     """
 
     uri: str
@@ -222,6 +228,7 @@ class Facts:
     branches: tuple[FoundBranch, ...] = ()
     advice: tuple[Advice, ...] = ()
     history: tuple[HistoryEntry, ...] = ()
+    savepoint: SavepointInfo | None = None
 
     def __repr__(self) -> str:
         return (

@@ -130,6 +130,7 @@ def _facts(
         unchecked=() if found is None else found.unchecked,
         is_deep=deep,
         history=tuple(entry.brief() for entry in history[::-1][:NUM_OPERATIONS]),
+        savepoint=info.savepoint,
     )
 
 
@@ -184,6 +185,8 @@ def _partition_facts(
         field: median(getattr(commit, field) for commit in commits) if commits else None
         for field in ("write_ms", "checksum_ms", "publish_ms", "sync_ms", "total_ms")
     }
+    # The newest comes first. What was true under another limit was mended since.
+    memory = [commit.memory for commit in commits if commit.memory.limit_bytes]
     is_local = kept_by in IN_LOCAL_DATABASE
     seconds = state.full_bytes / _BYTES_A_SECOND if is_local else state.most_rows / _ROWS_A_SECOND
     return PartitionFacts(
@@ -196,10 +199,11 @@ def _partition_facts(
         num_commits=len(commits),
         commit_ms=medians.pop("total_ms"),
         memory=max(
-            (commit.memory for commit in commits if commit.memory.limit_bytes),
+            (use for use in memory if use.limit_bytes == memory[0].limit_bytes),
             key=lambda use: use.share,
             default=None,
         ),
+        num_taken_over=state.num_taken_over,
         **medians,
     )
 

@@ -98,8 +98,15 @@ def test_what_a_driver_says_is_in_its_lease_until_it_says_otherwise(query, engin
     assert told.name == said["name"][:1000]
     assert (told.batch, told.rows, told.input_rows_per_second) == (7, 12, 1.5)
     assert told.processed_rows_per_second is None
+    began_ms = told.began_ms
+    assert 0 <= time.time() * 1000 - began_ms < 600_000
     ask(engine, "lease", **query.lease("renew", query={"name": None}))
     assert query.leases.read(name).progress.batch is None
+    assert query.leases.read(name).progress.began_ms == began_ms
+    # Another engine does not know when the run began.
+    other = EngineService(query.shim.scratch, application="app-1", executor="driver")
+    ask(other, "lease", **query.lease("renew", query={"name": None}))
+    assert query.leases.read(name).progress.began_ms is None
     ask(engine, "lease", **query.lease("renew"))
     assert query.leases.read(name).progress is None
 

@@ -436,6 +436,24 @@ def test_compact_lets_go_of_what_expire_says_stays(tmp_path, backend):
     assert Checkpoint(query.path).verify(versions="all", deep=True).findings == ()
 
 
+def test_expire_names_the_oldest_version_that_there_is(tmp_path):
+    """Catches versions that are said to stay, and went long ago."""
+    query, _ = make_with_snapshots(tmp_path, "filesystem")
+    for number in range(4):
+        query.run_batch({f"more {number}": number}, snapshot=number == 1)
+    assert at(query.path, options=NOW).expire(50, dry_run=True).oldest_version == 1
+    at(query.path, options=NOW).expire(2)
+    oldest = min(one.version for one in Checkpoint(query.path).versions() if one.kind != "expired")
+
+    plan = at(query.path, options=NOW).expire(50, dry_run=True)
+    assert 1 < plan.oldest_version == oldest
+    assert f"Nothing to delete: versions from {oldest} on stay." in str(plan)
+
+    # State partitions that a rescale made have no older versions; those before it stay.
+    Checkpoint(query.path).rescale(4)
+    assert at(query.path, options=NOW).expire(50, dry_run=True).oldest_version == oldest
+
+
 def test_expire_says_that_a_pin_or_a_rescale_keeps_versions(tmp_path):
     """Catches advice to compact where a savepoint is being made."""
     query, _ = make_with_snapshots(tmp_path, "filesystem")

@@ -12,6 +12,7 @@ from statestore.checkpoint.lease import Holder, Lease, QueryProgress
 from statestore.core.clock import ManualClock, SystemClock
 from statestore.core.ids import RandomIds
 from statestore.core.process import find_process
+from statestore.core.text import format_duration
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import OpenCheckpoint, open_checkpoint
 from statestore.testing.checkpoints import MadeCheckpoint
@@ -58,11 +59,12 @@ def tell(made, batch, *, planned_ms, watermark_ms=0, sources=("-",), committed_m
         os.utime(commit, ns=(committed_ms * 1_000_000,) * 2)
 
 
-def lease_of(made, operation="", **of):
+def lease_of(made, operation="", *, clock=None, **of):
     """Take a lease, as a query of this process has it, or an operation."""
     holder = Holder(find_process(), application="app", run="run", operation=operation, **of)
     root = f"{made.path}/state"
-    return Lease(LocalFileIO(), root, RandomIds().new_id(), holder, 10_000, SystemClock())
+    clock = clock or SystemClock()
+    return Lease(LocalFileIO(), root, RandomIds().new_id(), holder, 10_000, clock)
 
 
 def look(made):
@@ -93,6 +95,53 @@ def test_stopped_query_lags_as_when_it_stopped(made):
     lease.take()
     assert (look(made).is_running, look(made).lag_ms) == (True, 90_000)
     lease.drop()
+
+
+def test_list_and_page_agree_on_how_far_the_watermark_is_behind(made):
+    """Catches two rules for one number."""
+    checkpoint = at(made.path, clock=ManualClock(NOW_MS))
+    tell(
+        made, 2, planned_ms=NOW_MS - 30_000, committed_ms=NOW_MS - 28_000, after=NOW_MS - 90_000
+    )  # fmt: skip
+    tell(made, 3, planned_ms=NOW_MS - 10_000)
+    lease = lease_of(made)
+    for take, lag_ms in ((lambda: None, 80_000), (lease.take, 90_000)):
+        take()
+        assert (checkpoint.info.lag_ms, checkpoint.query.lag_ms) == (lag_ms, lag_ms)
+        assert checkpoint.info.position.lines(lag_ms)[0].endswith(
+            f", {format_duration(lag_ms)} behind the clock"
+        )
+    lease.drop()
+
+
+def test_a_batch_that_is_repeated_did_not_take_the_time_that_nothing_ran(made):
+    """Catches the hours between a kill and the restart shown as the length of a batch."""
+    long_ago_ms, began_ms = NOW_MS - 3_600_000, NOW_MS - 60_000
+    tell(made, 2, planned_ms=long_ago_ms - 5_000, committed_ms=long_ago_ms - 3_000)
+    tell(made, 3, planned_ms=long_ago_ms)
+    driver = lease_of(made, executor="driver", clock=ManualClock(began_ms))
+    driver.take(QueryProgress("clicks"))
+    found = look(made)
+    assert (found.began_ms, found.planned_ms, found.batch_ms) == (began_ms, long_ago_ms, 2_000)
+    assert found.words()["batch"] == "3, repeated"
+
+    tell(made, 3, planned_ms=long_ago_ms, committed_ms=NOW_MS - 20_000)
+    tell(made, 4, planned_ms=NOW_MS - 19_000)
+    found = look(made)
+    assert (found.newest_version, found.batch_ms) == (4, None)
+    assert found.words()["took"] == "-"
+    assert found.words()["batch"] == "4 for 19.0 s"
+
+    tell(made, 4, planned_ms=NOW_MS - 19_000, committed_ms=NOW_MS - 9_000)
+    assert look(made).batch_ms == 10_000
+
+    # The first of a run may be planned before an engine takes the lease.
+    tell(made, 5, planned_ms=began_ms - 9_000)
+    assert look(made).words()["batch"] == "5 for 1 min 9 s"
+    tell(made, 5, planned_ms=long_ago_ms)
+    driver.renew(QueryProgress("clicks"))
+    assert look(made).words()["batch"] == "5, repeated"
+    driver.drop()
 
 
 def test_what_the_driver_says_comes_with_its_lease(made):

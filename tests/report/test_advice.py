@@ -1,5 +1,6 @@
 """Advice: each rule speaks where it should, and nowhere else."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from statestore.report.advice import advise
 from statestore.report.facts import Facts, PartitionFacts, Spread, StoreFacts
 
 
-def partition(number, rows, *, num_files=5, full_bytes=None):
+def partition(number, rows, *, num_files=5, full_bytes=None, num_taken_over=0):
     """A store in one state partition."""
     return PartitionFacts(
         partition=number,
@@ -21,19 +22,21 @@ def partition(number, rows, *, num_files=5, full_bytes=None):
         own_bytes=10,
         full_bytes=50 * rows if full_bytes is None else full_bytes,
         num_files=num_files,
-        restore_ms=rows / 500,
+        restore_ms=(rows or 0) / 500,
         num_commits=0,
         write_ms=None,
         checksum_ms=None,
         publish_ms=None,
         sync_ms=None,
         commit_ms=None,
+        num_taken_over=num_taken_over,
     )
 
 
 def facts(*partitions, key_groups=None, max_parallelism=128, rescalable=True, **changed):
     """The facts of a checkpoint with one store, in these state partitions."""
     rows = [part.num_rows for part in partitions]
+    num_rows = None if None in rows else sum(rows)
     full_bytes = sum(part.full_bytes for part in partitions)
     store = StoreFacts(
         operator=0,
@@ -43,7 +46,7 @@ def facts(*partitions, key_groups=None, max_parallelism=128, rescalable=True, **
         num_partitions=len(partitions),
         max_parallelism=max_parallelism,
         rescalable=rescalable,
-        num_rows=sum(rows),
+        num_rows=num_rows,
         full_bytes=full_bytes,
         partitions=partitions,
         spreads={"num_rows": Spread.of(rows)},
@@ -58,7 +61,7 @@ def facts(*partitions, key_groups=None, max_parallelism=128, rescalable=True, **
         made_by=None,
         num_partitions=len(partitions),
         num_stores=len(partitions),
-        num_rows=sum(rows),
+        num_rows=num_rows,
         incremental_bytes=10,
         full_bytes=full_bytes,
         num_snapshots=0,
@@ -131,6 +134,29 @@ def test_large_state_partitions_are_divided():
     assert told(even(4, 6_000_000, backend="heap")) == []
 
 
+def test_files_of_a_rescale_are_no_reason_for_another():
+    """Catches a page that orders the same rescale again when it is done.
+
+    Each new state partition reads some rows of files that are as large as before.
+    """
+    after = [partition(number, 10, full_bytes=2 << 30, num_taken_over=3) for number in range(8)]
+    assert told(facts(*after)) == []
+    large = replace(after[0], num_rows=6_000_000)
+    (advice,) = advise(facts(large, *after[1:]))
+    assert advice.kind == "partitions-too-large"
+    assert "is large: 6,000,000 rows. " in advice.text
+
+
+def test_rows_that_are_not_counted_are_not_called_none():
+    """Catches a state partition that has 0 rows and a gigabyte."""
+    parts = [partition(number, None, full_bytes=2 << 30) for number in range(4)]
+    uncounted = facts(*parts)
+    store = replace(uncounted.stores[0], spreads={})
+    (advice,) = advise(replace(uncounted, stores=(store,)))
+    assert advice.kind == "partitions-too-large"
+    assert "is large: 2.1 GB, rows not counted. " in advice.text
+
+
 def test_advice_can_be_pasted():
     """Catches a space in a path that makes two arguments of one."""
     ((_, command),) = told(even(4, 6_000_000, uri="/my ck"))
@@ -198,6 +224,25 @@ def test_long_chains_retention_and_a_slow_disk_are_named():
         commit = CommitTimes(write_ms=10.0, publish_ms=95.0, sync_ms=sync_ms, committed_ms=1)
         version = replace(even(4, 500).versions[0], commit=commit)
         assert [kind for kind, _ in told(even(4, 500, versions=(version,)))] == kinds
+
+
+@pytest.mark.parametrize(
+    ("backend", "num_taken_over", "words", "command"),
+    [
+        ("filesystem", 0, "snapshots do not keep up: .*snapshot.maxChainLength lower", None),
+        ("rocksdb", 0, "merges do not keep up: .*rocksdb.mergeMinFiles lower", None),
+        ("filesystem", 99, "The next snapshots", "statestore compact /ck --yes"),
+        ("rocksdb", 99, "The next merges", "statestore compact /ck --yes"),
+        ("filesystem", 9, "snapshots do not keep up", None),
+    ],
+)
+def test_long_chains_are_explained_by_what_made_them(backend, num_taken_over, words, command):
+    """Catches an option that the backend does not read, and blame for what a rescale did."""
+    chained = partition(0, 100, num_files=100, num_taken_over=num_taken_over)
+    (advice,) = advise(facts(chained, partition(1, 100), backend=backend))
+    assert advice.kind == "long-chains"
+    assert re.search(words, advice.text)
+    assert advice.command == command
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from statestore import Checkpoint
 from statestore.cli.commands import cli
+from statestore.codec.commit_times import MemoryUse
 from statestore.core.text import format_bytes
+from statestore.engine.memory import EngineMemory
+from statestore.report import advice as advice_module
 from statestore.testing.checkpoints import MadeCheckpoint
 from tests.browser import BROWSER
+from tests.checkpoints import query_of
 from tests.damaged import NOW, deltas, flip, make_with_snapshots
 from tests.seams import at
 
@@ -250,6 +255,60 @@ def test_expired_versions_have_no_size(tmp_path):
     if BROWSER is not None:
         (points,) = re.findall(r'data-chart="sizes"[^>]*data-points="(\d+)"', dom(page, tmp_path))
         assert int(points) == 2 * (len(rows) - len(expired))
+
+
+def test_a_newest_version_that_cannot_be_read_has_no_sizes(made, tmp_path):
+    """Catches a page that says that there is no state yet, in 0 bytes, where it is damaged."""
+    (newest,) = deltas(made, 6)
+    flip(newest, offset=-30)
+    page = tmp_path / "page.html"
+
+    run("report", made.path, "--to", page)
+
+    text = page.read_text()
+    for label in ("rows", "a restore reads", "the newest version added"):
+        assert f"<b>-</b>{label}</div>" in text
+    assert "Not known: the newest version cannot be read." in text
+    assert "No state yet." not in text
+
+
+def test_a_rescale_is_advised_once(tmp_path, monkeypatch):
+    """Catches a page that orders the same rescale again when it is done."""
+    query = query_of(tmp_path / "query", num_partitions=2)
+    query.run_batch({f"key {number}": number for number in range(1000)})
+    checkpoint = Checkpoint(query.path)
+    parts = checkpoint.report().stores[0].partitions
+    monkeypatch.setattr(advice_module, "LARGE_BYTES", min(part.full_bytes for part in parts) - 1)
+    assert [advice.kind for advice in checkpoint.report().advice] == ["partitions-too-large"]
+
+    checkpoint.rescale(4)
+
+    assert checkpoint.report().advice == ()
+
+
+@pytest.mark.parametrize("form", ["canonical", "native"])
+def test_nothing_is_advised_to_a_savepoint(tmp_path, form):
+    """Catches the command for a rescale, which a savepoint refuses."""
+    query = query_of(tmp_path / "query", num_partitions=16)
+    query.run_batch({"one": 1, "two": 2})
+    checkpoint = Checkpoint(query.path)
+    assert [advice.kind for advice in checkpoint.report().advice] == ["partitions-too-small"]
+
+    savepoint = checkpoint.savepoint(tmp_path / "savepoint", form=form).made
+
+    assert savepoint.report().advice == ()
+
+
+def test_memory_is_that_under_the_present_limit(tmp_path, monkeypatch):
+    """Catches advice to give executors more memory that stays when they have it."""
+    query = query_of(tmp_path / "query", num_partitions=2)
+    for limit_bytes, kinds in ((1_000, ["engine-memory"]), (2_000, [])):
+        use = MemoryUse(100, 950, limit_bytes)
+        monkeypatch.setattr(EngineMemory, "use", lambda _, use=use: use)
+        for number in range(3):
+            query.run_batch({"one": number})
+        found = Checkpoint(query.path).report()
+        assert ([one.kind for one in found.advice], found.memory) == (kinds, use)
 
 
 def test_damage_is_shown_with_the_command_that_helps(made, tmp_path):

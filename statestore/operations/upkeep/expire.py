@@ -81,7 +81,7 @@ class Expire(Result):
     Attributes:
         checkpoint: URI of the checkpoint.
         keep: Versions that stay loadable, the newest.
-        oldest_version: Oldest of them.
+        oldest_version: Oldest of them that there is.
         stores: Files that go, of each store that has such.
         stays: Files of older versions that stay, of each store that has such.
     """
@@ -191,6 +191,7 @@ def _expire(checkpoint: OpenCheckpoint, keep: int, progress: Progress, *, delete
     oldest = max(newest - keep + 1, 1)
     stores: list[StoreExpire] = []
     stays: list[StoreStay] = []
+    firsts: list[tuple[bool, int]] = []
     with tempfile.TemporaryDirectory(dir=checkpoint.scratch_directory) as directory:
         heads = checkpoint.heads(newest) if newest else {}
         for number, (store, head) in enumerate(heads.items(), 1):
@@ -212,8 +213,22 @@ def _expire(checkpoint: OpenCheckpoint, keep: int, progress: Progress, *, delete
             stay = _stay(store, left, oldest, is_pinned=pinned_from < oldest, is_compact=is_compact)
             if stay is not None:
                 stays.append(stay)
+            firsts.append(_first(store, left))
             progress(number, len(heads))
+    _, first = max(firsts, default=(False, 0))
+    oldest = max(oldest, first)
     return Expire(checkpoint.uri, keep, oldest, tuple(stores), tuple(stays), done=deletes)
+
+
+def _first(store: StoreName, left: list[FileInfo]) -> tuple[bool, int]:
+    """Return whether a store had versions before a rescale, and the oldest there is a delta of.
+
+    One that began with a rescale says nothing of the versions before.
+    """
+    names = [parse_state_file_name(info.name) for info in left]
+    first = min((name.version for name in names if name and name.kind == "delta"), default=0)
+    rescaled = {ref.version for ref in find_refs(left) if ref.partition == store.partition}
+    return first not in rescaled, first
 
 
 def _stay(

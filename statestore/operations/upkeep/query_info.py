@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 _WRITTEN_WITHIN_MS = 10_000
 """An entry that is so much younger than the plan that it has is a copy."""
+_TAKEN_WITHIN_MS = 30_000
+"""A run may plan a batch so long before the lease of its driver is taken: its engine starts
+first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +49,17 @@ class InputPosition:
     watermark_ms: int | None
     sources: tuple[str, ...]
 
-    def lines(self) -> list[str]:
-        """Return it in words, for people."""
+    def lines(self, lag_ms: int | None) -> list[str]:
+        """Return it in words, for people.
+
+        Args:
+            lag_ms: How far the watermark is behind the clock; None where nobody knows.
+        """
         told = [f"source {number}: {text}" for number, text in enumerate(self.sources)]
         if self.watermark_ms is None:
             return told
-        behind = format_duration(self.planned_ms - self.watermark_ms)
-        return [f"watermark {format_time(self.watermark_ms)}, {behind} behind the clock", *told]
+        behind = "" if lag_ms is None else f", {format_duration(lag_ms)} behind the clock"
+        return [f"watermark {format_time(self.watermark_ms)}{behind}", *told]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +100,19 @@ class QueryInfo(Told):
         uncommitted_batch: Batch that was planned and not committed; None between two batches.
         planned_ms: When the newest batch was planned; None where the offset log does not tell.
         committed_ms: When the newest version was committed, by the storage; None as well.
-        batch_ms: From planning to committing the newest version; None as well, and where an
-            operation has made it, or has copied it here.
+        batch_ms: From planning to committing the newest version; None as well, where an operation
+            has made it or has copied it here, and where the run that is there has repeated the
+            batch, which an earlier one had planned. When that run has ended, the time between the
+            two counts.
         watermark_ms: Watermark, in the time of the events; None where the query has none.
-        lag_ms: How far the watermark is behind the clock: that of now, or of a query that is known
-            to be stopped that of its newest batch.
+        lag_ms: How far the watermark is behind the clock: the time of now, or of a query that is
+            known to be stopped the time at which its newest batch was planned; None where one of
+            them is unknown.
         position: How far it has read; None before its first batch is committed.
         rates: How many rows it reads; None where neither its driver nor its offsets tell. Offsets
             count rows where they are Kafka's.
+        began_ms: When the run of the query began; None where none runs, or the lease of its driver
+            does not tell.
     """
 
     uri: str
@@ -118,6 +130,7 @@ class QueryInfo(Told):
     lag_ms: int | None
     position: InputPosition | None
     rates: InputRates | None
+    began_ms: int | None = None
 
     def words(self) -> dict[str, str]:
         """Return what a page shows of it, by name: all that changes by itself; `-` is unknown."""
@@ -165,6 +178,8 @@ class QueryInfo(Told):
             return "none"
         if self.is_running is False:
             return f"{self.uncommitted_batch}, runs again"
+        if _is_of_run_before(self.planned_ms, self.began_ms):
+            return f"{self.uncommitted_batch}, repeated"
         since = self.planned_ms and f" for {format_duration(self.looked_ms - self.planned_ms)}"
         return f"{self.uncommitted_batch}{since or ''}"
 
@@ -183,22 +198,22 @@ def look_at_query(checkpoint: OpenCheckpoint) -> QueryInfo:
     """
     users = find_users(checkpoint)
     is_known = checkpoint.kept_by not in SPARK_PROVIDERS
+    is_running = users.is_query_running if is_known else None
+    began_ms = users.progress.began_ms if users.progress else None
     position = find_position(checkpoint)
     batch = checkpoint.newest_version - 1
     newest = checkpoint.newest_planned
     planned_ms = None if newest is None else _planned_ms(checkpoint, newest)
     committed_ms = _written_ms(checkpoint, checkpoint.commits.directory, batch)
-    batch_ms = _batch_ms(checkpoint, position, committed_ms)
+    batch_ms = _batch_ms(checkpoint, position, committed_ms, began_ms)
     watermark_ms = position.watermark_ms if position else _next_watermark_ms(checkpoint, batch)
     now_ms = checkpoint.clock.now_ms()
-    until_ms = planned_ms if is_known and not users.is_query_running else now_ms
-    lags = watermark_ms is not None and until_ms is not None
     return QueryInfo(
         uri=checkpoint.uri,
         looked_ms=now_ms,
         query_id=checkpoint.query_id,
         name=users.progress.name if users.progress else None,
-        is_running=users.is_query_running if is_known else None,
+        is_running=is_running,
         operation=users.operation,
         newest_version=checkpoint.newest_version,
         uncommitted_batch=None if checkpoint.is_between_batches else newest,
@@ -206,10 +221,29 @@ def look_at_query(checkpoint: OpenCheckpoint) -> QueryInfo:
         committed_ms=committed_ms,
         batch_ms=batch_ms,
         watermark_ms=watermark_ms,
-        lag_ms=until_ms - watermark_ms if lags else None,  # type: ignore[operator]
+        lag_ms=find_lag_ms(checkpoint, watermark_ms, is_running=is_running),
         position=position,
         rates=_told_rates(users.progress) or _counted_rates(checkpoint, position, batch_ms),
+        began_ms=began_ms,
     )
+
+
+def find_lag_ms(
+    checkpoint: OpenCheckpoint, watermark_ms: int | None, *, is_running: bool | None
+) -> int | None:
+    """Return how far a watermark is behind the clock, as `QueryInfo.lag_ms`."""
+    until_ms: int | None = checkpoint.clock.now_ms()
+    if is_running is False:
+        newest = checkpoint.newest_planned
+        until_ms = None if newest is None else _planned_ms(checkpoint, newest)
+    return None if watermark_ms is None or until_ms is None else until_ms - watermark_ms
+
+
+def _is_of_run_before(planned_ms: int | None, began_ms: int | None) -> bool:
+    """Tell whether a batch was planned before the run began, which repeats it then."""
+    if planned_ms is None or began_ms is None:
+        return False
+    return planned_ms + _TAKEN_WITHIN_MS < began_ms
 
 
 def _written_ms(checkpoint: OpenCheckpoint, directory: str, batch: int) -> int | None:
@@ -219,13 +253,19 @@ def _written_ms(checkpoint: OpenCheckpoint, directory: str, batch: int) -> int |
 
 
 def _batch_ms(
-    checkpoint: OpenCheckpoint, position: InputPosition | None, committed_ms: int | None
+    checkpoint: OpenCheckpoint,
+    position: InputPosition | None,
+    committed_ms: int | None,
+    began_ms: int | None,
 ) -> int | None:
-    """Return how long the newest committed batch took; None of one that an operation wrote."""
+    """Return how long the newest committed batch took; None as `QueryInfo.batch_ms`."""
     if position is None or committed_ms is None:
         return None
     written_ms = _written_ms(checkpoint, checkpoint.offsets.directory, position.batch)
     if written_ms is None or written_ms > position.planned_ms + _WRITTEN_WITHIN_MS:
+        return None
+    is_of_run = began_ms is not None and began_ms < committed_ms
+    if is_of_run and _is_of_run_before(position.planned_ms, began_ms):
         return None
     with suppress(StateStoreError):
         if read_own_batch(checkpoint, position.batch) is not None:

@@ -32,7 +32,7 @@ from statestore.operations.metadata_file import BranchOrigin, read_branch_origin
 from statestore.operations.savepoint.savepoint import SavepointInfo, savepoint_in
 from statestore.operations.states import find_states
 from statestore.operations.store_state import VersionKind
-from statestore.operations.upkeep.query_info import InputPosition, find_position
+from statestore.operations.upkeep.query_info import InputPosition, find_lag_ms, find_position
 from statestore.operations.upkeep.what_expired import is_damage, is_expiry, is_let_go
 from statestore.spark_files import files as spark_files
 
@@ -59,7 +59,8 @@ class VersionInfo:
         num_stores: Stores that have it, each of one state partition.
         num_rows: Rows in all of them; None where only reading them tells.
         incremental_bytes: Bytes that it added: the files of its own.
-        full_bytes: Bytes that a restore reads: its own files and those it is built on.
+        full_bytes: Bytes that a restore reads: its own files and those it is built on. A file that
+            a rescale took over counts whole in each state partition that reads some of its rows.
         num_snapshots, snapshot_bytes: Snapshots of it; a restore may start from them.
         committed_ms: When its batch was committed, milliseconds since the Unix epoch; None where
             its entry of the commit log was lost.
@@ -131,6 +132,7 @@ class CheckpointInfo:
         query_id: ID of the query; None of a savepoint, and where it was lost.
         query_name: Its name, which only its driver knows: None where none runs, or it has none.
         position: How far the query has read; None before its first batch is committed.
+        lag_ms: How far its watermark is behind the clock, as `QueryInfo.lag_ms`.
         savepoint: What a savepoint says of itself; None of a checkpoint.
     """
 
@@ -148,6 +150,7 @@ class CheckpointInfo:
     query_id: str | None = None
     query_name: str | None = None
     position: InputPosition | None = None
+    lag_ms: int | None = None
     savepoint: SavepointInfo | None = None
 
     @property
@@ -185,6 +188,8 @@ def _describe_files(
     checkpoint: OpenCheckpoint, names: Sequence[tuple[str, str, int]]
 ) -> CheckpointInfo:
     users = find_users(checkpoint)
+    is_running = None if checkpoint.is_of_spark else users.is_query_running
+    position = find_position(checkpoint)
     pins = {version for _, name, _ in names if (version := parse_pin_name(name)) is not None}
     return CheckpointInfo(
         uri=checkpoint.uri,
@@ -197,10 +202,15 @@ def _describe_files(
         stored_bytes=sum(size for _, size in _state_files(checkpoint, names)),
         pinned_versions=tuple(sorted(pins)),
         branch_of=read_branch_origin(checkpoint.io, checkpoint.path),
-        is_running=None if checkpoint.is_of_spark else users.is_query_running,
+        is_running=is_running,
         query_id=checkpoint.query_id,
         query_name=users.progress.name if users.progress else None,
-        position=find_position(checkpoint),
+        position=position,
+        lag_ms=find_lag_ms(
+            checkpoint,
+            position.watermark_ms if position is not None else None,
+            is_running=is_running,
+        ),
         savepoint=_savepoint(checkpoint),
     )
 
