@@ -110,11 +110,12 @@ class QueryProgress:
         if not isinstance(found, dict):
             return None
         name = found.get("name")
-        rates = (found.get(f"{of}_rows_per_second") for of in ("input", "processed"))
         return cls(
             name[:_MOST_NAME] if isinstance(name, str) else None,
-            *(_to_count(found.get(each)) for each in ("batch", "rows")),
-            *map(_to_rate, rates),
+            _to_count(found.get("batch")),
+            _to_count(found.get("rows")),
+            _to_rate(found.get("input_rows_per_second")),
+            _to_rate(found.get("processed_rows_per_second")),
             _to_count(found.get("began_ms")),
         )
 
