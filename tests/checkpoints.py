@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,7 +14,7 @@ from statestore import Savepoint, Store
 from statestore.codec.column_family import ColumnFamily
 from statestore.core.options import StateStoreOptions
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.spark_files.schemas import write_schemas
+from statestore.spark_files.schemas import read_schemas, replace_schemas, write_schemas
 from statestore.testing.checkpoints import MadeCheckpoint
 from statestore.testing.stores import Changes, StoreOfQuery, schema_of, unsafe_row
 from tests.seams import at, place_of
@@ -244,6 +245,31 @@ def files_below(path):
     """Return the bytes of every file below a local directory."""
     root = Path(path)
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def group_by(checkpoint, **columns):
+    """Change the columns that Spark partitions the input of `transformWithState` by, not its key.
+
+    As after `groupBy(columns).as[K, V]` in Scala; of operator 0, by the types of the columns.
+    """
+    for path in Path(checkpoint).glob("state/0/_stateSchema/default/[0-9]*"):
+        data = path.read_bytes()
+        (default,) = (one for one in read_schemas(data, "") if one.name == "default")
+        changed = replace(default, key_schema=schema_of(**columns))
+        path.write_bytes(replace_schemas(data, "", {"default": changed}))
+
+
+def move_rows(checkpoint):
+    """Exchange two state partitions of Spark's, so that no row is where its key's hash says."""
+    state = Path(checkpoint) / "state" / "0"
+    (state / "0").rename(state / "2")
+    (state / "1").rename(state / "0")
+    (state / "2").rename(state / "1")
+    for path in (Path(checkpoint) / "commits").glob("[0-9]*"):
+        version, line = path.read_text().split("\n")
+        fields = json.loads(line)
+        fields["stateUniqueIds"]["0"].reverse()
+        path.write_text(f"{version}\n{json.dumps(fields)}")
 
 
 def restore(savepoint, checkpoint, *, options=OPTIONS, io=None, target_io=None, **how):

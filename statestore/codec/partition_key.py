@@ -6,6 +6,8 @@ As the shim's PartitionKey.scala decides when it writes; every operator's layout
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from statestore.codec.byte_ranges import child
 from statestore.codec.column_family import DEFAULT_FAMILY
 from statestore.codec.key_bytes import decode_keys, key_type
 from statestore.codec.murmur3 import hash_columns, key_groups
+from statestore.core.errors import IncompatibleError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -86,6 +89,52 @@ def is_single(store: str, families: Iterable[ColumnFamily], partitions: Collecti
         set(partitions) == {0}
         and bool(described)
         and not any(partition_key_columns(store, family) for family in described)
+    )
+
+
+def grouped_otherwise(
+    store: str, families: Iterable[ColumnFamily]
+) -> tuple[SparkType, SparkType] | None:
+    """Return the key of state and what Spark partitions by, where the two hash otherwise.
+
+    With `groupBy(…).as[K, V]` Spark hashes columns, and `transformWithState` keeps state by the
+    encoded K: its fields may be of other types, or in another order. Spark notes the columns as the
+    key of the column family `default`, which has no row.
+
+    Args:
+        store: Name of the state store.
+        families: Its column families, by Spark's schemas.
+
+    Returns:
+        None where they hash alike, and where nothing tells: in Python state has the columns.
+    """
+    keys: list[SparkType] = []
+    grouped_by: list[SparkType] = []
+    for family in families:
+        # What this release cannot read tells nothing; all variables have the same grouping key.
+        with suppress(IncompatibleError):
+            schema = key_type(family)
+            if family.name == DEFAULT_FAMILY:
+                grouped_by.append(schema)
+            elif family.encoder == "no-prefix":
+                keys.append(schema)
+            else:
+                keys += [field_type(schema, path) for path in partition_key_columns(store, family)]
+    pairs = ((key, columns) for key in keys for columns in grouped_by)
+    return next((pair for pair in pairs if not _hash_alike(*pair)), None)
+
+
+def _hash_alike(key: SparkType, columns: SparkType) -> bool:
+    """Return whether columns of a key are others of the same types, in the same order.
+
+    A class takes columns by name, however they are ordered; what has no names, by order.
+    """
+    names, others = ([name.casefold() for name in kind.names] for kind in (key, columns))
+    return (
+        replace(key, fields=()) == replace(columns, fields=())
+        and len(names) == len(others)
+        and (names == others or sorted(names) != sorted(others))
+        and all(map(_hash_alike, key.types, columns.types))
     )
 
 

@@ -134,7 +134,7 @@ def not_where_they_belong(
         kind="not-rescalable",
         store=str(of.store),
         column_family=column_family,
-        to_fix="report it with the query's stateful operators; nothing was changed",
+        to_fix="keep the number of state partitions; nothing was changed",
     )
 
 

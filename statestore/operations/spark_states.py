@@ -18,7 +18,7 @@ from statestore.checkpoint.query_log import (
 )
 from statestore.codec.column_family import DEFAULT_FAMILY
 from statestore.codec.joined_trailers import join_schemas
-from statestore.codec.partition_key import partition_key_columns
+from statestore.codec.partition_key import grouped_otherwise, partition_key_columns
 from statestore.codec.references import StoreName
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 from statestore.core.key_groups import resolve_max_parallelism
@@ -311,7 +311,9 @@ def state_of(checkpoint: OpenCheckpoint, version: int, found: SparkVersion) -> S
         store=files.store,
         num_partitions=checkpoint.num_partitions_at(version),
         max_parallelism=found.max_parallelism,
-        rescalable=is_on(conf, STRICT_DISTRIBUTION_KEY),
+        rescalable=is_on(conf, STRICT_DISTRIBUTION_KEY)
+        and grouped_otherwise(files.store.name, found.families) is None,
+        is_checked=not found.form.has_families,
         num_keys=num_keys,
         most_rows=max(1, num_keys or 0),
         column_families=found.families,

@@ -44,6 +44,8 @@ class StoreState:
         max_parallelism: Key groups; where another provider wrote the version, those that it would
             get in this package's.
         rescalable: Whether every row's key group belongs to its state partition.
+        is_checked: Whether a look-up may go by that: not in column families of Spark's own
+            providers, whose keys a program made and nobody compared with where their rows are.
         num_keys: Rows, None where only reading them tells.
         most_rows: At least the rows, for a report; not 0, and 0 where nothing is known.
         column_families: With their schemas.
@@ -83,6 +85,7 @@ class StoreState:
     deltas: tuple[FileRef, ...] = ()
     files: Mapping[str, int] | None = None
     num_taken_over: int = 0
+    is_checked: bool = True
 
 
 States = dict["StoreName", StoreState]

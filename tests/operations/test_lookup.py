@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -15,9 +16,11 @@ from hypothesis import strategies as st
 
 from statestore import Checkpoint
 from statestore.operations.reading.lookup import demand_of
+from tests.checkpoints import move_rows
 from tests.operations.typed import LEAVES, Counting, make_typed
 from tests.seams import at
 
+VARIABLES = Path(__file__).parents[1] / "golden" / "spark" / "rocksdb-ids-variables" / "checkpoint"
 FIELDS = ("a", "b")
 LITERALS = [0, 1, 2, None]
 
@@ -211,6 +214,29 @@ def test_a_look_up_in_rocksdb_reads_one_partition(tmp_path: Path) -> None:
         sql = f"FROM state WHERE key.k = '{quoted}' AND key.n = {wanted[1]}"
         assert at(made.path, io=io).sql(sql).read().to_pylist() == [row]
         assert {Path(path).parent.name for path in io.num_bytes} == {str(row["partition_id"])}
+
+
+@pytest.mark.parametrize(
+    "look_up",
+    [
+        lambda ck, key: ck.rows("count").find([key]),
+        lambda ck, key: ck.rows("count").read(filter=f"key.value = '{key}'"),
+        lambda ck, key: ck.sql(f"FROM count WHERE key.value = '{key}'").read(),
+    ],
+    ids=["find", "condition", "sql"],
+)
+def test_a_look_up_in_sparks_variables_finds_a_row_wherever_it_is(
+    tmp_path: Path, look_up: Any
+) -> None:
+    """Catches rows left out where a program's key is not what Spark hashes, and nobody checked."""
+    shutil.copytree(VARIABLES, tmp_path / "sparks")
+    move_rows(tmp_path / "sparks")
+    checkpoint = Checkpoint(tmp_path / "sparks")
+
+    rows = checkpoint.rows("count").read().to_pylist()
+    assert len({row["partition_id"] for row in rows}) == 2
+    for row in rows:
+        assert look_up(checkpoint, row["key"]["value"]).to_pylist() == [row]
 
 
 def test_columns_that_are_not_wanted_are_not_decoded(large: str, monkeypatch: Any) -> None:

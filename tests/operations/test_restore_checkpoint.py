@@ -231,7 +231,7 @@ def _pin_loose_distribution(path):
         (_scramble_metadata, CorruptionError, "ID of the query"),
         (_change_encoding, IncompatibleError, "encoded in a way"),
         (_change_provider, IncompatibleError, "other-provider"),
-        (_pin_loose_distribution, IncompatibleError, "restore with 2 state partitions"),
+        (_pin_loose_distribution, IncompatibleError, "useStrictDistribution.*keep the number"),
     ],
 )
 def test_what_would_be_lost_is_refused_before_anything_is_written(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -14,12 +16,15 @@ from tests.checkpoints import (
     GLOBAL_LIMIT,
     JOIN,
     OPTIONS,
+    group_by,
     make_query,
     query_of,
     read_rows,
     restore,
 )
 from tests.seams import at
+
+VARIABLES = Path(__file__).parents[1] / "golden" / "spark" / "rocksdb-ids-variables" / "checkpoint"
 
 
 def test_restore_has_as_many_state_partitions_as_the_savepoints_logs_say(tmp_path):
@@ -152,6 +157,66 @@ def test_rows_that_do_not_follow_their_keys_are_not_dealt_out(tmp_path, num_part
     with pytest.raises(IncompatibleError) as raised:
         restore(tmp_path / "foreign", tmp_path / "again", num_partitions=num_partitions)
     assert raised.value.kind == "not-rescalable"
+
+
+@pytest.mark.parametrize(
+    "columns", [{"value": "integer"}, {"value": "decimal(10,2)"}, {"a": "string", "b": "string"}]
+)
+def test_state_by_another_key_than_its_input_is_not_dealt_out(tmp_path, columns):
+    """Catches state of `groupBy(columns).as[K, V]` where Spark, by the columns, does not look."""
+    shutil.copytree(VARIABLES, tmp_path / "sparks")
+    Checkpoint(tmp_path / "sparks").restore(tmp_path / "own", num_partitions=1)
+    for name in ("sparks", "own"):
+        group_by(tmp_path / name, **columns)
+    Checkpoint(tmp_path / "own").savepoint(tmp_path / "saved")
+
+    of_each = (Checkpoint, "sparks"), (Checkpoint, "own"), (Savepoint, "saved")
+    for kind, name in of_each:
+        with pytest.raises(IncompatibleError, match=r"grouped_by=.* key=") as raised:
+            kind(tmp_path / name).restore(tmp_path / "new", num_partitions=4)
+        assert raised.value.kind == "not-rescalable"
+        kind(tmp_path / name).restore(tmp_path / f"{name}-as-it-was")
+    with pytest.raises(IncompatibleError, match="by other columns") as raised:
+        Checkpoint(tmp_path / "own").rescale(4)
+    assert raised.value.kind == "not-rescalable"
+    assert not (tmp_path / "new").exists()
+    (converted,) = Checkpoint(tmp_path / "sparks-as-it-was").inspect()
+    assert not converted.rescalable
+
+
+def test_state_by_the_columns_of_its_input_is_dealt_out_whatever_they_are_called(tmp_path):
+    """Catches a query refused for the name of its column, which a key of one value has not."""
+    shutil.copytree(VARIABLES, tmp_path / "sparks")
+    group_by(tmp_path / "sparks", shop="string")
+    before = Checkpoint(VARIABLES).rows("count").read(columns=["key", "value"]).to_pylist()
+
+    Checkpoint(tmp_path / "sparks").restore(tmp_path / "own", num_partitions=1)
+    Checkpoint(tmp_path / "own").rescale(3)
+    Checkpoint(tmp_path / "own").restore(tmp_path / "again", num_partitions=4)
+
+    rows = Checkpoint(tmp_path / "again").rows("count").read(columns=["key", "value"])
+    assert sorted(rows.to_pylist(), key=repr) == sorted(before, key=repr)
+
+
+@pytest.mark.parametrize("is_saved", [False, True], ids=["checkpoint", "savepoint"])
+def test_state_from_before_strict_distribution_is_not_dealt_out(tmp_path, is_saved):
+    """Catches rows of one state partition that no Spark looks for in the others by their keys."""
+    query = query_of(
+        tmp_path / "query", num_partitions=1, operators=(GLOBAL_AGGREGATION, AGGREGATION)
+    )
+    query.run_batch({"a": "b"})
+    for path in (tmp_path / "query" / "offsets").glob("[0-9]*"):
+        path.write_text(path.read_text().replace("useStrictDistribution", "of an old Spark"))
+    source = at(query.path, options=OPTIONS)
+    if is_saved:
+        source.savepoint(tmp_path / "saved")
+        source = Savepoint(tmp_path / "saved")
+
+    with pytest.raises(IncompatibleError, match="useStrictDistribution") as raised:
+        source.restore(tmp_path / "new", num_partitions=2)
+    assert raised.value.kind == "not-rescalable"
+    source.restore(tmp_path / "single", num_partitions=2, drop_operators=[1])
+    source.restore(tmp_path / "as-it-was")
 
 
 def test_restore_to_the_heap_backend_needs_the_drivers_memory(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -22,12 +23,15 @@ from statestore import CapturedQuery, Checkpoint, Edited, Savepoint, write_savep
 from statestore.codec import sorting
 from statestore.codec.spark_types import parse_schema
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
+from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
 from statestore.spark_files.schemas import read_schemas, write_families, write_schemas
 from statestore.testing.checkpoints import QUERY_ID, MadeCheckpoint, read_checkpoint
 from statestore.testing.stores import OPERATORS, unsafe_row
-from tests.checkpoints import DEFAULT, files_below, write_checkpoint
+from tests.checkpoints import DEFAULT, files_below, group_by, write_checkpoint
 from tests.operations.given import array, map_of, schema_of, struct
 from tests.operations.typed import LEAVES
+
+VARIABLES = Path(__file__).parents[1] / "golden" / "spark" / "rocksdb-ids-variables" / "checkpoint"
 
 
 def make(tmp_path: Path, **how: Any) -> MadeCheckpoint:
@@ -636,3 +640,38 @@ def test_sql_reads_nothing_but_the_state(tmp_path: Path) -> None:
         with pytest.raises(InvalidArgumentError, match=r"disabled by conf|getenv does not exist"):
             Checkpoint(made.path).transform(tmp_path / "savepoint", {0: sql})
     assert not (tmp_path / "savepoint").exists()
+
+
+def test_rows_of_a_captured_query_are_routed_only_by_what_spark_hashes(tmp_path: Path) -> None:
+    """Catches rows given to state partitions in which Spark never looks for them."""
+    path = tmp_path / "query"
+    shutil.copytree(VARIABLES, path)
+    shutil.rmtree(path / "commits")  # as a batch that is planned
+    for entry in (path / "offsets").glob("[0-9]*"):
+        sparks = PROVIDERS["filesystem"]
+        entry.write_text(entry.read_text().replace(SPARK_PROVIDERS["spark-rocksdb"], sparks))
+    rows = pa.table({"key.value": ["a", "b"], "value.value": pa.array([1, 2], pa.int64())})
+
+    def write(name: str) -> Any:
+        return write_savepoint(
+            tmp_path / name, like=CapturedQuery(str(path), 2), rows={"count": rows}
+        )
+
+    assert write("by-key").made.rows("count").read().num_rows == 2
+    group_by(path, value="integer")
+    with pytest.raises(IncompatibleError, match="the key does not tell") as raised:
+        write("by-column")
+    assert raised.value.kind == "not-rescalable"
+    assert not (tmp_path / "by-column").exists()
+
+
+def test_rows_put_into_a_checkpoint_are_routed_only_by_what_spark_hashes(tmp_path: Path) -> None:
+    """Catches an edit whose rows Spark never looks for where the state until now says nothing."""
+    own = Checkpoint(VARIABLES).restore(tmp_path / "own").made
+    rows = pa.table({"key.value": ["a"], "value.value": pa.array([1], pa.int64())})
+    own.edit("count", upsert=rows, dry_run=True)
+    group_by(tmp_path / "own", value="integer")
+
+    with pytest.raises(IncompatibleError, match="the key does not tell") as raised:
+        own.edit("count", upsert=rows)
+    assert raised.value.kind == "not-rescalable"

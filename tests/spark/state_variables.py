@@ -281,6 +281,13 @@ def _chained(name: str, after: Any) -> Query:
     return _query(f"chained-{name}", build, "EventTime", "append")
 
 
+def _by_number(session: SparkSession, streams: Mapping[str, DataFrame]) -> DataFrame:
+    queries = session._jvm.io.statestore.testing.TransformWithStateQueries
+    return DataFrame(queries.byNumber(keyed_events(streams)._jdf), session)
+
+
+BY_NUMBER = _query("by-number", _by_number, "None")
+"""Spark groups by a number, of which state has the text as its key."""
 EVENT_TIME = everything("scala")
 """In the API that starts no Python workers, which take most of a query's time."""
 CHAINED = [

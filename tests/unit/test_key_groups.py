@@ -1,10 +1,14 @@
 """Key groups: the arithmetic that routing and rescaling stand on."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from statestore.codec.column_family import ColumnFamily
+from statestore.codec.partition_key import grouped_otherwise
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.key_groups import (
     KeyGroupSet,
@@ -14,6 +18,7 @@ from statestore.core.key_groups import (
     resolve_max_parallelism,
 )
 from tests.models import rank
+from tests.operations.given import array, struct
 
 
 @pytest.mark.parametrize(
@@ -95,3 +100,49 @@ def test_joined_sets_are_what_they_were_apart(sets):
 def test_halves_are_joined():
     """Catches a file read twice after a split and a merge."""
     assert join_sets([KeyGroupSet(8, 5), KeyGroupSet(8, 1)]) == (KeyGroupSet(4, 1),)
+
+
+MADE_OF_TWO = [("a", "integer"), ("b", "string")]
+
+
+@pytest.mark.parametrize(
+    ("key", "columns", "is_alike"),
+    [
+        ([("value", "long")], [("n", "long")], True),
+        ([("value", "long")], [("n", "integer")], False),
+        ([("value", "decimal(38,18)")], [("n", "decimal(10,2)")], False),
+        (MADE_OF_TWO, [("A", "integer"), ("B", "string")], True),
+        (MADE_OF_TWO, [("_1", "integer"), ("_2", "string")], True),
+        (MADE_OF_TWO, [("b", "string"), ("a", "integer")], False),
+        (MADE_OF_TWO, [*MADE_OF_TWO, ("c", "string")], False),
+        ([("a", "long"), ("b", "long")], [("b", "long"), ("a", "long")], False),
+        ([("_1", "long"), ("_2", "long")], [("b", "long"), ("a", "long")], True),
+        ([("k", struct(x="long", y="long"))], [("k", struct(y="long", x="long"))], False),
+        ([("k", struct(x="long", y="long"))], [("k", struct(x="long", y="long"))], True),
+        ([("k", array("long"))], [("k", array("integer"))], False),
+    ],
+)
+def test_key_hashes_as_the_columns_that_spark_groups_by_or_not(key, columns, is_alike):
+    """Catches state dealt out where Spark does not look, and state kept that could be."""
+
+    def schema(*fields, nullable=True):
+        described = [
+            {"name": name, "type": kind, "nullable": nullable, "metadata": {}}
+            for name, kind in fields
+        ]
+        return {"type": "struct", "fields": described}
+
+    grouping, text = schema(*key, nullable=False), json.dumps
+    families = [
+        ColumnFamily(0, "default", text(schema(*columns))),
+        ColumnFamily(0, "count", text(grouping)),
+        ColumnFamily(0, "totals", text(schema(("key", grouping), ("userKey", grouping))), None,
+                     "prefix", 1),
+        ColumnFamily(0, "$ttl_count", text(schema(("expirationMs", "long"), ("key", grouping))),
+                     None, "range"),
+    ]  # fmt: skip
+
+    for family in families[1:]:
+        found = grouped_otherwise("default", [families[0], family])
+        assert (found is None) == is_alike, family.name
+    assert grouped_otherwise("default", families[1:]) is None  # as PySpark writes them

@@ -250,7 +250,8 @@ class RocksDBVersions(VersionsBase):
                 version=new.version,
                 num_partitions=new.num_partitions,
                 to_fix="put each row into the state partition that is its key group modulo the "
-                "number of state partitions; of a query, report it with its stateful operators",
+                "number of state partitions; go back from the rescale of a query by `statestore "
+                "rescale CHECKPOINT --undo --yes`, as long as no batch has run since",
             )
         if new.sst is None:
             written = self._write(new, database, local_path, arrow_length, scratch, options)

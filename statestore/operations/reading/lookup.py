@@ -88,7 +88,7 @@ def look_up(keys: Mapping[Path, pa.Array[Any]], states: States, family: ColumnFa
     if first is None:
         return LookUp()
     paths = partition_key_columns(first.store.name, family)
-    if not paths or not all(state.rescalable for state in states.values()):
+    if not paths or not all(one.rescalable and one.is_checked for one in states.values()):
         return LookUp()
     schema = key_type(family)
     columns = _every_key(keys, paths, schema)

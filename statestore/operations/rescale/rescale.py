@@ -21,14 +21,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from statestore.checkpoint import rescaling
-from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, STRICT_DISTRIBUTION_KEY, is_on
+from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY
 from statestore.codec.joined_trailers import add_counts
 from statestore.codec.partition_key import is_single
 from statestore.codec.references import StoreName
 from statestore.codec.rows import to_numpy
-from statestore.core.errors import IncompatibleError, InvalidArgumentError, require_whole
+from statestore.core.errors import InvalidArgumentError, require_whole
 from statestore.core.key_groups import check_not_chosen, check_range, default_max_parallelism
 from statestore.operations.batches import find_rescale, read_own_batch
+from statestore.operations.by_key import check_keys, check_strict
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
 from statestore.operations.in_use import is_query_running
 from statestore.operations.rehashing import (
@@ -115,10 +116,17 @@ def numbers_by_reference(checkpoint: OpenCheckpoint, numbers: Iterable[int]) -> 
 
 
 def _heads_by_store(checkpoint: OpenCheckpoint) -> dict[tuple[int, str], dict[int, PublishedFile]]:
-    """Return the files of the newest version: by operator and store, then by state partition."""
+    """Return the files of the newest version: by operator and store, then by state partition.
+
+    Raises:
+        IncompatibleError: State has another key than Spark partitions by (kind not-rescalable).
+    """
     found: dict[tuple[int, str], dict[int, PublishedFile]] = {}
     for store, head in checkpoint.heads(checkpoint.newest_version).items():
         found.setdefault((store.operator, store.name), {})[store.partition] = head
+    for (operator, name), heads in found.items():
+        families = {family for head in heads.values() for family in head.trailer.column_families}
+        check_keys(checkpoint, operator, name, families)
     return found
 
 
@@ -315,16 +323,7 @@ def check_rescalable(checkpoint: OpenCheckpoint) -> None:
         NotFoundError: An operator has state and no metadata.
         InvalidArgumentError: The query has no stateful operator.
     """
-    if not is_on(checkpoint.conf, STRICT_DISTRIBUTION_KEY):
-        raise IncompatibleError(
-            "state partitions of this query do not follow the key alone",
-            kind="not-rescalable",
-            checkpoint=checkpoint.uri,
-            conf=STRICT_DISTRIBUTION_KEY,
-            found=checkpoint.conf.get(STRICT_DISTRIBUTION_KEY),
-            to_fix="start the query with a new checkpoint directory and another "
-            f"{NUM_PARTITIONS_KEY}: a checkpoint of a Spark before 3.3 cannot be rescaled",
-        )
+    check_strict(checkpoint, checkpoint.conf)
     checkpoint.require_metadata(checkpoint.newest_version)
     if not checkpoint.operators:
         raise InvalidArgumentError(

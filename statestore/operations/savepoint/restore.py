@@ -15,6 +15,7 @@ from statestore.core.errors import IncompatibleError, InvalidArgumentError, requ
 from statestore.core.key_groups import check_not_chosen, check_range, default_max_parallelism
 from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS, SUCCESSORS
 from statestore.io.storage import is_within
+from statestore.operations.by_key import check_keys, check_strict
 from statestore.operations.copying import Copy, source_of
 from statestore.operations.in_use import require_not_in_use, same_batches
 from statestore.operations.metadata_file import new_query_id, query_metadata
@@ -197,12 +198,22 @@ def _passes_of(
 
     State of Spark's own providers gets `spark_max_parallelism` key groups, which is None where it
     is this package's. What keeps its key groups goes the way `unhashed`.
+
+    Raises:
+        IncompatibleError: The number of state partitions changes, and rows of a store do not follow
+            their keys (kind not-rescalable).
+        InvalidArgumentError: As `check_not_chosen`.
+        NotFoundError, CorruptionError, StorageError: Spark's schemas of a store cannot be read.
     """
     passes: dict[StoreId, Pass] = {}
+    checkpoint = version.checkpoint
     for store, of in states.items():
         partitions = [state.store.partition for state in of]
         is_single = partition_key.is_single(store[1], of[0].column_families, partitions)
         if not is_single and num_partitions != version.num_partitions:
+            check_strict(checkpoint, version.offsets[version.batch].conf)
+            families = {family for state in of for family in state.column_families}
+            check_keys(checkpoint, *store, families)
             _check_rescalable(of)
         if spark_max_parallelism is not None:
             num_taking = 1 if is_single else num_partitions

@@ -19,6 +19,7 @@ from statestore.operations.batches import (
     with_late_watermark,
     with_next_watermark,
 )
+from statestore.operations.by_key import keyed_otherwise
 from statestore.operations.committed_version import CommittedVersion, spark_files_of
 from statestore.operations.writing.shape import StoreShape, key_form_of
 from statestore.spark_files.schemas import read_schemas
@@ -157,7 +158,7 @@ def _shape(
         num_keys=0,
         max_parallelism=resolve_max_parallelism(checkpoint.options.max_parallelism, num_partitions),
         num_partitions=num_partitions,
-        rescalable=True,
+        rescalable=keyed_otherwise(checkpoint, operator.id, store.name, families) is None,
         column_families=families,
         backend=checkpoint.backend,
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.operator_metadata import JOIN_OPERATOR
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.operations.addresses import find_place
+from statestore.operations.by_key import keyed_otherwise
 from statestore.operations.full_state import dealt_anew
 from statestore.operations.writing.casts import KeyForm
 
@@ -78,7 +79,8 @@ class StoreShape:
                 kind="not-rescalable",
                 operator=self.operator,
                 store=self.name,
-                to_fix="write other operators; nothing tells to which state partition its rows go",
+                to_fix="write other operators; the key does not tell which state partition a row "
+                "goes to",
             )
 
 
@@ -86,7 +88,8 @@ def shapes_of(version: CommittedVersion) -> tuple[StoreShape, ...]:
     """Return the shape of every store of a version.
 
     Raises:
-        IncompatibleError: As `join_families`.
+        IncompatibleError: As `join_families`, or as `keyed_otherwise`.
+        NotFoundError, CorruptionError, StorageError: As `keyed_otherwise`.
     """
     heads: dict[tuple[int, str], list[PublishedFile]] = {}
     for store in sorted(version.heads, key=lambda store: store.partition):
@@ -97,6 +100,10 @@ def shapes_of(version: CommittedVersion) -> tuple[StoreShape, ...]:
             of = heads[operator.id, store_info.name]
             trailers = [head.trailer for head in of]
             new = dealt_anew(trailers, version.num_partitions, trailers[0].max_parallelism)
+            if keyed_otherwise(
+                version.checkpoint, operator.id, store_info.name, new.column_families
+            ):
+                new = replace(new, rescalable=False)
             form = key_form_of(operator, version.checkpoint.conf)
             found.append(StoreShape(operator.id, store_info.name, new, len(of), tuple(of), form))
     return tuple(found)

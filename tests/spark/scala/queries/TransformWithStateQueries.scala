@@ -99,6 +99,17 @@ final class Everything(mode: String, ttls: Seq[Long])
 
 object TransformWithStateQueries {
 
+  /** State has the text of a number as its key, and Spark groups by the number. */
+  def byNumber(events: DataFrame): DataFrame = {
+    import events.sparkSession.implicits._
+    events
+      .groupBy("value")
+      .as[String, Timed]
+      .transformWithState(
+        new Everything("None", Seq(0L, 0L, 0L)), TimeMode.None(), OutputMode.Update())
+      .toDF()
+  }
+
   /** @param initial keys with their first state, or null */
   def everything(
       events: DataFrame,
