@@ -56,21 +56,29 @@ _BETWEEN_CLEARINGS_MS = 100
 
 
 def delete_directory(io: TreeFileIO, directory: str) -> None:
-    """Delete a savepoint.
+    """Delete a savepoint, or what was begun of one.
 
     Guarantee: on return nothing is left. After a raise, or a kill, it is whole, or is no savepoint
-    any more and says that it is being deleted, until nothing of it is there.
+    and says that it is being deleted, or was not finished, until nothing of it is there.
 
     Raises:
         FencedError: It was deleted meanwhile, and another one begun in its place, which stays.
         StorageError: The storage failed.
     """
-    mark_unfinished(io, directory, DELETE)
+    path = f"{directory}/{METADATA_NAME}"
+    mark: bytes | None = unfinished_metadata(DELETE).encode()
+    try:
+        mark_unfinished(io, directory, DELETE)
+    except StorageError as error:
+        mark = try_read_bytes(io, path)
+        is_whole = mark is not None and unfinished_operation(io, directory) is None
+        # What fills a disk must go from there without another byte.
+        if error.kind != "storage-full" or is_whole:
+            raise
 
     def ask() -> None:
-        with suppress(NotFoundError):  # another process may be deleting it, too
-            if read_text(io, f"{directory}/{METADATA_NAME}") != unfinished_metadata(DELETE):
-                raise _begun_anew(directory)
+        if try_read_bytes(io, path) not in (mark, None):  # None: another process deletes it, too
+            raise _begun_anew(directory)
 
     _clear_once(io, directory, ask, follows=())
     io.delete_tree(directory, ask)

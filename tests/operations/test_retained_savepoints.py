@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shutil
@@ -223,6 +224,34 @@ def test_what_an_attempt_left_goes_before_the_next_one_fails(tmp_path):
         query.retain()
 
     assert LEFT not in query.there()
+
+
+def _fill_up(io, space, monkeypatch):
+    """Have the directories of savepoints take so many files, and no more."""
+    num_files, write = itertools.count(), io.write
+
+    def write_if_it_fits(path, *data, **how):
+        if path.startswith("/kept/savepoint-") and next(num_files) >= space:
+            raise StorageError("no space left", kind="storage-full", file=path, to_fix="free some")
+        write(path, *data, **how)
+
+    monkeypatch.setattr(io, "write", write_if_it_fits)
+
+
+@pytest.mark.parametrize("form", ["canonical", "native"])
+def test_nothing_stays_of_a_savepoint_that_does_not_fit(tmp_path, monkeypatch, form):
+    """Catches a disk that stays full, also for the query, and that each attempt fills anew."""
+    for space in itertools.count(step=1 if IS_LONG else 3):
+        query = _beside_what_is_left(tempfile.mkdtemp(dir=tmp_path))
+        before = query.there() - {LEFT}
+        _fill_up(query.io, space, monkeypatch)
+        with suppress(StorageError):
+            query.retain(form=form)
+            break
+        assert query.there() == before, space
+        assert len(query.whole()) == len(before)
+        assert "no space left" in query.status()["error"]
+    assert space > 10
 
 
 def test_savepoint_is_taken_beside_what_cannot_be_deleted(tmp_path, monkeypatch):

@@ -249,11 +249,8 @@ class _Attempt:
             left_over = self._left_over(checkpoint, before)
             with suppress(StateStoreError):  # it is tried again when the new one is there
                 self._delete(checkpoint, left_over)
-        if is_new:
-            made = take_savepoint(
-                self._place, self._target(), _itself, form=self._retention.form, progress=progress
-            )
-            taken = made.target
+            if is_new:
+                taken = self._take(checkpoint, progress)
         with open_checkpoint(self._place) as checkpoint:
             # The new one is the newest, also by a clock that goes behind another one's.
             there = sorted(self._there(checkpoint), key=lambda one: one.uri == taken)
@@ -273,6 +270,19 @@ class _Attempt:
             kept=tuple(one.uri for one in there if one not in doomed),
             done=True,
         )
+
+    def _take(self, checkpoint: OpenCheckpoint, progress: Progress | None) -> str:
+        """Take a savepoint and return its URI; after a raise nothing of it is left, if possible."""
+        target = self._target()
+        form = self._retention.form
+        try:
+            take_savepoint(self._place, target, _itself, form=form, progress=progress)
+        except Exception:
+            # The disk that it filled may be the one that the query writes to.
+            with suppress(StateStoreError):
+                self._delete(checkpoint, [target.uri])
+            raise
+        return target.uri
 
     def tell(self, result: RetainedSavepoints | None = None, *, error: str | None = None) -> None:
         """Write the status: what was done, or failed, and the newest savepoint that there is.
