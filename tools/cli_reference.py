@@ -22,10 +22,11 @@ _HEAD = """\
 # Command line
 
 `pip install 'statestore[cli]'`. Exit status of every command: 0 all is well, 1 an error or
-something to fix, 2 wrong usage, 143 ended by SIGTERM. `list` and `report` of a directory say which
-checkpoints below it cannot be read, and end with 0. A command that changes a checkpoint where it is
-shows its plan, and does it with `--yes`. A command that makes a new directory does so at once, and
-shows its plan with `--dry-run`. Written by `python -m tools.cli_reference`.
+something to fix, 2 wrong usage, 143 ended by SIGTERM, 129 by SIGHUP, as where its terminal is
+closed. `list` and `report` of a directory say which checkpoints below it cannot be read, and end
+with 0. A command that changes a checkpoint where it is shows its plan, and does it with `--yes`. A
+command that makes a new directory does so at once, and shows its plan with `--dry-run`. Written by
+`python -m tools.cli_reference`.
 
 An error is printed with its kind in brackets: `statestore explain KIND` says what it means.
 

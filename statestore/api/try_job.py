@@ -11,7 +11,6 @@ import sys
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from statestore.checkpoint.layout import is_temporary
 from statestore.checkpoint.pins import pin_id_for
 from statestore.core.defaults import BATCHES_REPEATED
 from statestore.core.errors import InUseError, InvalidArgumentError, require_several
+from statestore.io.local import temporary_directory
 from statestore.io.storage import is_same_directory, place_uri
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.committed_version import find_version
@@ -386,7 +386,7 @@ def _run_side(repeat: job_on_branch.Repeat, side: _Side, submit: tuple[str, ...]
     if callable(side.job):
         job_on_branch.run_job(repeat, side.job)
         return
-    with TemporaryDirectory() as work:
+    with temporary_directory() as work:
         request, reply = Path(work, "request.json"), Path(work, "reply.json")
         request.write_text(json.dumps(asdict(repeat)))
         command = [*(submit or (sys.executable,)), job_on_branch.__file__, str(request), str(reply)]
@@ -395,7 +395,9 @@ def _run_side(repeat: job_on_branch.Repeat, side: _Side, submit: tuple[str, ...]
             stdout=_STDERR,  # what the job prints is no result of this process
             check=False,
         )
-        answer = json.loads(reply.read_text()) if reply.exists() else None
+        answer = None
+        with suppress(OSError, ValueError):  # none, or of a process that had no space for it
+            answer = json.loads(reply.read_text())
     if answer is None or (done.returncode and not answer):
         raise InvalidArgumentError(
             "the process of the job ended before its time",

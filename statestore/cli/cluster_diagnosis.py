@@ -7,7 +7,6 @@ import os
 import shlex
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 import statestore
 from statestore.cli.diagnosis import Check
 from statestore.core.errors import InvalidArgumentError, NotFoundError, ProtocolError
+from statestore.io.local import temporary_directory
 from statestore.io.spark_home import find_spark_home
 
 _PACKAGE = Path(statestore.__file__).parent
@@ -75,7 +75,7 @@ def check_executors(
             to_fix="pip install 'statestore[spark]', or name it by SPARK_HOME",
         )
     request = {"backend": backend, "storage": storage, "options": dict(options)}
-    with tempfile.TemporaryDirectory(prefix="statestore-doctor-") as directory:
+    with temporary_directory() as directory:
         archive, result = Path(directory, "statestore-doctor.zip"), Path(directory, "result.json")
         # It may have secrets, as no argument should.
         asked = Path(directory, "statestore-doctor.json")

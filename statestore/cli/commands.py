@@ -66,18 +66,26 @@ _LONGEST_SINGULAR = 3
 
 @contextmanager
 def _cleaned_up_when_terminated() -> Iterator[None]:
-    """Leave a block by an exception when the process is asked to end, as Ctrl-C does."""
+    """Leave a block by an exception when the process is asked to end, as Ctrl-C does.
+
+    So it is by SIGTERM, and by SIGHUP when its terminal is closed.
+    """
     told: list[int] = []
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # what is being cleaned up is not to be left half
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)  # what is being cleaned up is not to be left half
         told.append(128 + number)
         raise SystemExit(told[0])
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {signal.SIGTERM: signal.getsignal(signal.SIGTERM)}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it ignored
+        before[signal.SIGHUP] = signal.getsignal(signal.SIGHUP)
+    for each in before:
+        signal.signal(each, stop)
     try:
         yield
     except BaseException as error:
@@ -85,7 +93,8 @@ def _cleaned_up_when_terminated() -> Iterator[None]:
             raise SystemExit(told[0]) from error
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 class _Group(click.Group):

@@ -8,7 +8,6 @@ import re
 import secrets
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from statestore.core.options import StateStoreOptions
 from statestore.core.providers import IN_LOCAL_DATABASE, PROVIDER_KEY, PROVIDERS, REAL_TIME_KEY
 from statestore.core.version import MIN_PYTHON, OLDEST, SPARK_MINORS, __version__, is_too_old
 from statestore.engine.client import EngineGoneError, EngineProcess, EngineRefusedError
+from statestore.io.local import temporary_directory
 from statestore.io.shim_jar import JAR_VARIABLE, find_jar, require_fit
 from statestore.io.spark_home import find_spark_release, read_spark_defaults, require_own_spark
 from statestore.io.storage import is_hadoop, scheme_of
@@ -156,7 +156,10 @@ class Diagnosis:
         if self._storage is None:
             return
         needed = ("java", "spark", "fit") if is_hadoop(self._storage) else ()
-        with StorageProbe(self._storage, self._options, self._clock) as probe:
+        with (
+            temporary_directory() as fetched,
+            StorageProbe(self._storage, self._options, self._clock, fetched) as probe,
+        ):
             for step in probe.steps:
                 yield self._check(f"storage {step.name}", step.run, needs=(*needed, *step.needs))
 
@@ -272,7 +275,7 @@ class Diagnosis:
 
     def _check_engine(self) -> str:
         """A real engine: the package and py4j of the jar, the Python of the engines."""
-        with tempfile.TemporaryDirectory(prefix="statestore-doctor-") as directory:
+        with temporary_directory() as directory:
             with zipfile.ZipFile(find_jar()) as jar:
                 members = [name for name in jar.namelist() if name.startswith(_IN_JAR)]
                 jar.extractall(directory, members)

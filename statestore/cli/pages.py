@@ -205,7 +205,7 @@ def ui(
                 allows_changes=allow_changes,
                 storage_options=storage_options,
             )
-    except SystemExit as end:  # of SIGTERM
+    except SystemExit as end:  # of SIGTERM or SIGHUP
         status = end.code
     _end_beside_looks(status)
 

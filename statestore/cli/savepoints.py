@@ -153,7 +153,8 @@ def _retain(
         try:
             _write_metrics(metrics, it, destination, has_failed=True)
         except StorageError as error:
-            click.echo(error, err=True)
+            with suppress(OSError):
+                click.echo(error, err=True)
         raise
     try:
         print_result(result, output=output)
@@ -219,7 +220,8 @@ def _repeat(every: Every, it: Checkpoint, take: Callable[[], None]) -> None:
             except (StateStoreError, OSError) as error:
                 if isinstance(error, OSError) and error.errno == errno.EPIPE:
                     raise
-                click.echo(error, err=True)
+                with suppress(OSError):  # the disk of a log may be full, and have space again
+                    click.echo(error, err=True)
                 wait_ms = every.retry_ms
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -52,16 +51,19 @@ class StorageProbe:
         uri: Directory on the storage; made, and removed again, where it does not exist.
         options: How the storage is reached.
         clock: Source of time.
+        cache_directory: Local directory for what is read from the storage; owned by the caller.
 
     Guarantee: at the end of the context nothing of it is left on the storage, unless that refuses
     to delete.
     """
 
-    def __init__(self, uri: str, options: StateStoreOptions, clock: Clock) -> None:
+    def __init__(
+        self, uri: str, options: StateStoreOptions, clock: Clock, cache_directory: str
+    ) -> None:
         self._uri = uri
         self._options = options
         self._clock = clock
-        self._cache = tempfile.TemporaryDirectory(prefix="statestore-doctor-")
+        self._cache_directory = cache_directory
         self._io: TreeFileIO | None = None
         self._directory = ""
         self._existing = ""
@@ -75,7 +77,6 @@ class StorageProbe:
             with suppress(StateStoreError):
                 self._io.delete_tree(self._directory)
             self._remove_directories(self._io)
-        self._cache.cleanup()
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -100,7 +101,7 @@ class StorageProbe:
     def _opened(self) -> TreeFileIO:
         if self._io is None:
             settings = S3Settings.from_options(self._options)
-            self._io, root = open_storage(self._uri, self._cache.name, settings, self._clock)
+            self._io, root = open_storage(self._uri, self._cache_directory, settings, self._clock)
             self._directory = f"{root.rstrip('/')}/statestore-doctor-{RandomIds().new_id()}"
             self._existing = root.rstrip("/")
             while not self._exists(self._io, self._existing):
@@ -151,7 +152,7 @@ class StorageProbe:
     def _publish_again(self) -> str:
         from statestore.io.s3 import PART_BYTES  # not above: boto3 is an extra
 
-        local_path = Path(self._cache.name, "large")
+        local_path = Path(self._cache_directory, "large")
         local_path.write_bytes(bytes(2 * PART_BYTES + 1))
         return self._refused(
             lambda: self._opened.publish(str(local_path), self._path, sync=False, overwrite=False)

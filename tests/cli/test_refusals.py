@@ -205,7 +205,7 @@ def test_damaged_query_id_is_named(tmp_path: Path, query: MadeCheckpoint, text: 
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_nothing_stays_of_a_command_that_is_terminated(
     tmp_path: Path, query: MadeCheckpoint, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -215,9 +215,14 @@ def test_nothing_stays_of_a_command_that_is_terminated(
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     os.mkfifo(checkpoint / "metadata")  # what reads it waits for ever
-    command = [sys.executable, "-c", "from statestore.cli.commands import cli; cli()"]
+    hung_up = "SIG_DFL" if number == signal.SIGHUP else "SIG_IGN"  # as nohup has it
+    program = (
+        f"import signal; signal.signal(signal.SIGHUP, signal.{hung_up});"
+        "from statestore.cli.commands import cli; cli()"
+    )
     process = subprocess.Popen(
-        [*command, "verify", str(checkpoint)], env={**os.environ, "TMPDIR": str(scratch)}
+        [sys.executable, "-c", program, "verify", str(checkpoint)],
+        env={**os.environ, "TMPDIR": str(scratch)},
     )
     try:
         while not (made := [*scratch.glob("statestore-operation-*/*/fetched-state")]):
@@ -227,9 +232,10 @@ def test_nothing_stays_of_a_command_that_is_terminated(
         os.utime(lock, (0, 0))
         run("verify", query.path)
         assert made[0].exists()
+        process.send_signal(signal.SIGHUP)
         process.send_signal(number)
 
-        assert process.wait(30) == (128 + number if number == signal.SIGTERM else -number)
+        assert process.wait(30) == (-number if number == signal.SIGKILL else 128 + number)
     finally:
         process.kill()
         process.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 from prometheus_client.parser import text_string_to_metric_families
@@ -230,6 +232,27 @@ def test_a_schedule_ends_where_nobody_reads_what_it_prints(
     assert "statestore_savepoints_failed{" in metrics.read_text()
 
 
+def test_a_schedule_goes_on_where_the_disk_of_its_log_is_full(
+    tmp_path: Path, query: MadeCheckpoint
+) -> None:
+    """Catches backups that end for good, since nothing can be written about them."""
+    kept = tmp_path / "kept"
+    command = [sys.executable, "-m", "statestore.cli", "savepoint", query.path, str(kept)]
+    with Path("/dev/full").open("w") as log:
+        process = subprocess.Popen([*command, "--every", "1s"], stdout=log, stderr=log)
+    try:
+        for number in range(1, 4):
+            until = time.monotonic() + 60
+            while len(Checkpoint(query.path).savepoints(kept)) < number:
+                assert process.poll() is None
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            query.run_batch({"a": f"{number}"})
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_a_command_whose_streams_are_closed_does_what_it_is_asked_to(
     tmp_path: Path, query: MadeCheckpoint
 ) -> None:
@@ -242,6 +265,7 @@ def test_a_command_whose_streams_are_closed_does_what_it_is_asked_to(
     assert Savepoint(tmp_path / "one").info.version
 
 
+@pytest.mark.parametrize("has_log", [True, False])
 @pytest.mark.parametrize(("end", "status"), [(KeyboardInterrupt(), 1), (SystemExit(143), 143)])
 def test_a_schedule_ends_where_its_metrics_cannot_be_written(
     tmp_path: Path,
@@ -249,13 +273,19 @@ def test_a_schedule_ends_where_its_metrics_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch,
     end: BaseException,
     status: int,
+    has_log: bool,
 ) -> None:
     """Catches a schedule that goes on after Ctrl-C or SIGTERM."""
 
     def retain(*_: Any, **__: Any) -> None:
         raise end
 
+    def echo(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     monkeypatch.setattr(Checkpoint, "retain_savepoint", retain)
+    if not has_log:
+        monkeypatch.setattr(click, "echo", echo)
     monkeypatch.setattr(time, "sleep", lambda seconds: seconds and pytest.fail("it goes on"))
     nowhere = ("--metrics", tmp_path / "no" / "such.prom")
 

@@ -138,6 +138,23 @@ def test_job_that_does_not_get_to_its_query_is_named(
         assert run("drop", trial.uri, "--yes")[0] == 0
 
 
+def test_job_whose_reply_has_no_space_is_named(
+    made: tuple[Checkpoint, Trial], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Catches a traceback about JSON, and a file with secrets that no later command removes."""
+    ck, trial = made
+    trial.drop()
+    (tmp_path / "job.py").touch()
+    submit = """sh -c 'echo "$1"; : > "$2"'"""
+
+    status, printed = run(
+        "try", ck.uri, str(tmp_path / "job.py"), "--trial", trial.uri, "--submit", submit
+    )
+
+    assert (status, "ended before its time" in printed) == (1, True)
+    assert "/statestore-operation-" in capfd.readouterr().err
+
+
 def test_trial_of_another_checkpoint_is_left_as_it_is(
     made: tuple[Checkpoint, Trial], tmp_path: Path
 ) -> None:
