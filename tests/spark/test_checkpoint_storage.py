@@ -17,7 +17,16 @@ from statestore import Checkpoint, NoRestart
 from tests.s3_server import REGION, WRONG_KEY
 
 from .conftest import BODY, MakeLane, state_in_files
-from .harness import HDFS, NUM_PARTITIONS, STATE_STORE, Lane, assert_same, run_plan, wait_for
+from .harness import (
+    HDFS,
+    NUM_PARTITIONS,
+    RUN_TIMEOUT_S,
+    STATE_STORE,
+    Lane,
+    assert_same,
+    run_plan,
+    wait_for,
+)
 from .queries import AGGREGATION, JOIN, one_input, two_inputs
 
 pytestmark = pytest.mark.ours
@@ -77,6 +86,28 @@ def test_rows_equal_built_in_when_restarted_with_and_without_the_key(
         del options["checkpointStorage"]  # of the checkpoint's
         checkpoint = Checkpoint(lane.checkpoint, storage_options=options)
         assert checkpoint.sql("FROM state").read().num_rows == len(_state(reference))
+
+
+@state_in_files
+def test_query_without_a_checkpoint_leaves_nothing_on_the_storage(
+    make_lane: MakeLane, tmp_path: Path
+) -> None:
+    """Catches state of queries that nobody can start again, and that nothing deletes."""
+    lane = make_lane(AGGREGATION, conf={STORAGE: str(tmp_path / "storage")})
+    session = lane.session()
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "one.json").write_text('{"key": "a"}\n{"key": "b"}\n{"key": "a"}\n')
+    counts = session.readStream.schema("key STRING").json(str(tmp_path / "rows"))
+    writer = counts.groupBy("key").count().writeStream.outputMode("complete")
+
+    query = writer.format("memory").queryName("counts").trigger(availableNow=True).start()
+    try:
+        assert query.awaitTermination(RUN_TIMEOUT_S)
+    finally:
+        query.stop()
+
+    assert sorted(map(tuple, session.table("counts").collect())) == [("a", 2), ("b", 1)]
+    assert not (tmp_path / "storage").exists()
 
 
 @state_in_files

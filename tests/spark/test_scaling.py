@@ -456,6 +456,26 @@ def test_batch_of_an_edit_that_was_killed_is_ended_before_a_rescale(make_lane: M
     assert checkpoint.verify(deep=True).ok
 
 
+@pytest.mark.ours
+@state_in_files
+def test_number_asked_for_within_the_first_batch_is_a_warning(
+    make_lane: MakeLane, application_root: Path
+) -> None:
+    """Catches a number asked for in vain, without a word of the batch that is to end first."""
+    lane = make_lane(QUERY, conf={PARTITIONS: "4"})
+    lane.run(*QUERY.plan[0][:1])
+    for name in ("0", ".0.crc"):
+        (lane.checkpoint / "commits" / name).unlink(missing_ok=True)
+
+    lane.conf[PARTITIONS] = "8"
+    lane.run()
+
+    assert _numbers(lane) == [4]
+    log = (application_root / "spark.log").read_text().splitlines()
+    lines = [line for line in log if "the query ends a batch that was begun" in line]
+    assert [line for line in lines if str(lane.checkpoint) in line]
+
+
 def test_query_is_not_scaled_where_its_number_is_set(make_lane: MakeLane) -> None:
     """Catches a query whose restarts take back what its scaling has changed.
 

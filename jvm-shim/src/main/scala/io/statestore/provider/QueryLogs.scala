@@ -53,9 +53,10 @@ private[provider] final class QueryLogs(session: SparkSession, val root: String)
   def wasRepaired(batch: Long): Boolean =
     names("statestore-repair").exists(name => name == s"$batch" || name.startsWith(s"$batch-"))
 
-  /** Number of state partitions of the newest committed batch. */
+  /** Number of state partitions of the newest committed batch; of the first where none is. */
   def numPartitions: Option[Int] =
-    batches("commits").maxOption.map(conf(_).path(Partitions).asInt).filter(_ > 0)
+    batches("commits").maxOption.orElse(newestPlanned)
+      .map(conf(_).path(Partitions).asInt).filter(_ > 0)
 
   /** The provider that the newest batch was planned with, which a restart takes again. */
   def provider: Option[String] =

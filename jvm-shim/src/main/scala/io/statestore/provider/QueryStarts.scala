@@ -47,7 +47,7 @@ final class QueryStarts extends SparkSessionExtensionsProvider {
               case (key, value) => if (Backends.isOurs(value)) ShimOptions.checkKnown(key)
             }
           }
-          QueryProviders.watch(session)
+          QueryProviders.watch(session, write)
           StateStoreInternals.noteSession(session)
           Leases.watch()
         case _ => ()

@@ -1,10 +1,13 @@
 package org.apache.spark.sql.execution.streaming.state
 
 import java.util.UUID
+import java.util.concurrent.ConcurrentHashMap
 
 import io.statestore.{Backends, ShimOptions}
 
+import org.apache.spark.internal.Logging
 import org.apache.spark.sql
+import org.apache.spark.sql.catalyst.streaming.WriteToStream
 import org.apache.spark.sql.classic.SparkSession
 import org.apache.spark.sql.execution.streaming.runtime.StreamExecution
 import org.apache.spark.sql.internal.SQLConf
@@ -21,10 +24,17 @@ import org.apache.spark.sql.streaming.StreamingQueryListener._
  * - The number of state partitions that the option `partitions` asks for, where the query is new;
  *   that of a checkpoint is the same, or `QueryStarts` has refused it.
  * - The state format of joins that the session asks for (`SparkCalls.keepJoinFormat`).
+ *
+ * A query without a `checkpointLocation` keeps its state in its temporary checkpoint, whatever the
+ * option `checkpointStorage` says: Spark deletes nothing elsewhere when the query ends.
  */
-object QueryProviders {
+object QueryProviders extends Logging {
   val Key = "spark.statestore.providerClass"
   private val Partitions = ShimOptions.Prefix + "partitions"
+  private val Storage = ShimOptions.Prefix + "checkpointStorage"
+
+  /** Checkpoint directories that Spark deletes, of queries that are about to start. */
+  private val temporary = ConcurrentHashMap.newKeySet[String]()
 
   /** The provider that the queries of a session have, unless their checkpoint pins another. */
   def of(conf: SQLConf): String =
@@ -35,9 +45,10 @@ object QueryProviders {
    * From now on, looks after the queries that a session starts, where its provider is one of this
    * package.
    *
+   * @param write the query that it starts now
    * @throws java.lang.IllegalArgumentException the key names no provider of this package
    */
-  def watch(session: sql.SparkSession): Unit = session match {
+  def watch(session: sql.SparkSession, write: WriteToStream): Unit = session match {
     case classic: SparkSession =>
       val conf = classic.sessionState.conf
       val providers = Backends.Providers.values.toSeq
@@ -46,6 +57,10 @@ object QueryProviders {
         throw new IllegalArgumentException(
           s"[invalid-option] no such provider: key=$Key, value=$named. To fix: use one of " +
             providers.mkString(", "))
+      }
+      if (write.deleteCheckpointOnStop && conf.contains(Storage) &&
+        StateStoreInternals.isStateful(write.inputQuery)) {
+        temporary.add(write.resolvedCheckpointLocation)
       }
       val streams = classic.streams
       if (Backends.isOurs(of(conf)) && !streams.listListeners().exists(_.isInstanceOf[Starts])) {
@@ -70,6 +85,13 @@ object QueryProviders {
         val asked = conf.getConfString(Partitions, "0").trim.toInt
         if (asked > 0 && Backends.isOurs(of(conf))) conf.setConf(SQLConf.SHUFFLE_PARTITIONS, asked)
         SparkVersion.keepJoinFormat(query)
+        if (temporary.remove(query.resolvedCheckpointRoot)) {
+          conf.unsetConf(Storage)
+          logWarning(
+            "the state of a query is in its temporary checkpoint, which Spark deletes when it " +
+              s"ends: key=$Storage, checkpoint=${query.resolvedCheckpointRoot}. To fix: set " +
+              "checkpointLocation where it is to be kept")
+        }
       }
 
     override def onQueryProgress(event: QueryProgressEvent): Unit = ()
