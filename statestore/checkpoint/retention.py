@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_UNFINISHED_MS = 3_600_000
+"""How long a file with a temporary name was left alone before it counts as nobody's."""
+
 
 @dataclass(frozen=True, slots=True)
 class CleanupPlan:
@@ -151,10 +154,12 @@ def plan_cleanup(
     stays: list[str] = []
     unnamed: list[tuple[int, FileInfo]] = []
     for info in files:
-        is_old = now_ms - info.modified_ms >= options.orphan_age_ms
+        age_ms = now_ms - info.modified_ms
+        is_old = age_ms >= options.orphan_age_ms
         name = parse_state_file_name(info.name)
         if name is None:
-            if is_temporary(info.name) and is_old:
+            # A commit may be writing it, whatever the age of orphans.
+            if is_temporary(info.name) and is_old and age_ms >= _UNFINISHED_MS:
                 delete.append(info)
         elif info.name not in needed:
             is_lost = is_old and judged_from <= name.version < newest

@@ -232,7 +232,7 @@ class StateStoreOptions:
     )
     engine_call_timeout_ms: int = _option(
         "engine.callTimeoutMs", 600000, "long", scope="shim",
-        unit="ms", minimum=1000,
+        unit="ms", minimum=1000, maximum=2147483647,
         doc="Time without a sign of life of a call after which its engine counts as hung and is "
         "killed. Moving bytes and finished files are signs of life, so a restore may take as long "
         "as it needs.",
@@ -264,7 +264,8 @@ class StateStoreOptions:
     orphan_age_ms: int = _option(
         "orphan.ageMs", 3600000, "long", scope="engine",
         unit="ms", minimum=0,
-        doc="Age from which maintenance deletes files that no version refers to.",
+        doc="Age from which maintenance deletes files that no version refers to. Files that may "
+        "still be written, by their names, are left for an hour at least.",
     )
     heap_max_state_bytes: int = _option(
         "heap.maxStateBytes", 5242880, "long", scope="engine",
@@ -325,7 +326,7 @@ class StateStoreOptions:
     )
     s3_timeout_ms: int = _option(
         "s3.timeoutMs", 30000, "long", scope="engine",
-        unit="ms", minimum=1,
+        unit="ms", minimum=1, maximum=2147483647,
         doc="Wait for the next bytes of an answer, and, 5 s at most, for a connection.",
     )
     fetch_cache_bytes: int = _option(

@@ -28,6 +28,8 @@ def test_unknown_key_is_refused_with_the_nearest_name():
         ("snapshot.replayRatio", "nan"),
         ("overlay.maxBytes", "-2"),
         ("orphan.ageMs", "-1"),
+        ("engine.callTimeoutMs", "9223372036854775807"),
+        ("s3.timeoutMs", "2147483648"),
         ("engine.otlpEndpoint", "collector:4318"),
         ("engine.otlpEndpoint", "http://"),
         ("engine.otlpEndpoint", "grpc://collector:4317"),
