@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 DISK_BYTES = 1 << 30
 _IN_NAMESPACE = "STATESTORE_TEST_DISK"
 _WAYS = (["--mount"], ["--user", "--map-root-user", "--mount"])
@@ -37,3 +39,18 @@ def own_disk(directory: Path) -> Iterator[bool]:
     finally:
         if is_mounted:
             subprocess.run(["umount", "--lazy", directory], check=False)
+
+
+@contextmanager
+def small_disk(below: Path, megabytes: int) -> Iterator[Path]:
+    """Yield a directory with a disk of its own; skips the test where none can be mounted."""
+    directory = below / "small"
+    directory.mkdir()
+    options = f"size={megabytes}m"
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("no disk of its own can be mounted here")
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)

@@ -96,12 +96,13 @@ class EngineService:
         self._calls: Counter[str] = Counter()
         self._operations = {
             "load": self._in_room(self._load),
-            "commit": self._commit,
+            "commit": self._in_room(self._commit),
             "view": self._in_room(self._view),
             "same": self._same,
             "maintain": self._maintain,
             "changes": self._changes,
             "distrust": self._distrust,
+            "room": self._room,
             "close": self._close,
             "lease": self._lease,
             "progress": self._progress,
@@ -145,7 +146,7 @@ class EngineService:
             reply = _error(wrapped, error)
             logger.exception("call failed")
         except Exception as error:
-            wrapped = InternalError(
+            wrapped = _no_thread(error) or InternalError(
                 "the engine failed",
                 error=f"{type(error).__name__}: {error}",
                 to_fix="report it with the traceback",
@@ -197,14 +198,18 @@ class EngineService:
                 if error.kind != "storage-full":
                     raise
                 # Calls beside this one may have met the same disk: one makes room for all.
-                with self._making_room:
-                    self._times_room_was_made += self._sessions.forget_closed(keep=0)
-                    if self._times_room_was_made == before:
-                        raise
+                if self._make_room() == before:
+                    raise
                 logger.info("the copies of closed stores are given up: error=%s", error)
                 return operation(request)
 
         return run
+
+    def _make_room(self) -> int:
+        """Give up the copies of closed stores; return how often there were some."""
+        with self._making_room:
+            self._times_room_was_made += self._sessions.forget_closed(keep=0)
+            return self._times_room_was_made
 
     def _requests(self, session: Session) -> dict[str, int]:
         return self._storages.take_requests(session.versions.location)
@@ -374,6 +379,10 @@ class EngineService:
         self._sessions.of(request).distrust()
         return {}
 
+    def _room(self, _request: Request) -> Reply:
+        self._make_room()
+        return {}
+
     def _close(self, request: Request) -> Reply:
         self._sessions.close(request)
         return {}
@@ -410,6 +419,18 @@ class EngineService:
 
 def _error(reported: StateStoreError, raised: Exception) -> Reply:
     return reported.to_json() | {"traceback": "".join(traceback.format_exception(raised, limit=-8))}
+
+
+def _no_thread(error: Exception) -> StorageError | None:
+    """Return the error of a call that needed a thread more than there may be."""
+    if not isinstance(error, RuntimeError) or "can't start new thread" not in str(error):
+        return None
+    return StorageError(
+        "the engine gets no thread",
+        reason=str(error),
+        to_fix="on the machine of the executor raise the limit of threads: that of the container "
+        "(pids) or of the user (ulimit -u)",
+    )
 
 
 def _empty_reply(max_parallelism: int, requests: dict[str, int]) -> Reply:

@@ -5,7 +5,6 @@ import gc
 import os
 import resource
 import shutil
-import subprocess
 import threading
 import time
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from statestore.io.forwarding import ForwardingFileIO
 from statestore.io.local import LocalFileIO
 from tests.engine_process import EngineProcess
 from tests.fault_io import Fault, FaultFileIO
+from tests.own_disk import small_disk
 from tests.seams import at
 from tests.shim import Engine, G, RocksDBShim, Shim, in_view, rows
 
@@ -328,24 +328,35 @@ def test_copies_of_closed_stores_give_way_where_the_disk_is_full(tmp_path):
             shim.commit(
                 engine, [Row(n % G, 0, PUT, b"%08d" % n, os.urandom(200)) for n in range(10_000)]
             )
-    small = tmp_path / "small"
-    small.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(small)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("no disk of its own can be mounted here")
-    try:
-        with EngineProcess(str(small)) as engine:
-            for shim in shims:
-                assert len(in_view(engine.call("load", **shim.load()))) == 10_000
-                engine.call("close", store=shim.store, backend="rocksdb")
-            for shim in shims[:3]:
-                engine.call("load", **shim.load())
-            # Those that are in use stay.
-            calls = (engine.call("load", **shim.load()) for shim in shims[3:])
-            with pytest.raises(AssertionError, match="storage-full"):
-                list(calls)
-    finally:
-        subprocess.run(["umount", "--lazy", str(small)], check=True)
+    with small_disk(tmp_path, 12) as small, EngineProcess(str(small)) as engine:
+        for shim in shims:
+            assert len(in_view(engine.call("load", **shim.load()))) == 10_000
+            engine.call("close", store=shim.store, backend="rocksdb")
+        for shim in shims[:3]:
+            engine.call("load", **shim.load())
+        # Those that are in use stay.
+        calls = (engine.call("load", **shim.load()) for shim in shims[3:])
+        with pytest.raises(AssertionError, match="storage-full"):
+            list(calls)
+
+
+def test_commit_takes_the_place_of_closed_stores_where_the_disk_is_full(tmp_path):
+    """Catches a batch that never commits for want of space which copies of closed stores take."""
+    closed, store = RocksDBShim(tmp_path), RocksDBShim(tmp_path, partition=1)
+    Path(store.scratch).mkdir()  # for the deltas, which are on a disk with space
+
+    def some(num_rows):
+        return [Row(n % G, 0, PUT, b"%08d" % n, os.urandom(200)) for n in range(num_rows)]
+
+    with small_disk(tmp_path, 48) as small, EngineProcess(str(small)) as engine:
+        closed.commit(engine, some(40_000))
+        engine.call("close", store=closed.store, backend="rocksdb")
+        ballast = shutil.disk_usage(small).free - 1_000_000
+        Path(small, "ballast").write_bytes(bytes(ballast))
+
+        store.commit(engine, some(10_000))
+
+        assert len(in_view(store.view(engine))) == 10_000
 
 
 @pytest.mark.parametrize("how", ["close", "maintain"])

@@ -22,6 +22,7 @@ from statestore.core.liveness import Steps, watched
 from statestore.core.options import StateStoreOptions
 from statestore.engine import session
 from statestore.engine.session import Session, snapshot_pool
+from statestore.io import local
 from statestore.io.local import LocalFileIO
 from statestore.testing.deltas import new_version, write_stream
 from tests.fault_io import Fault, FaultFileIO
@@ -113,18 +114,28 @@ def test_snapshot_is_written_where_its_directory_was_cleaned_up(tmp_path):
     bench.pool.shutdown()
 
 
-def test_lack_of_memory_in_an_engine_is_told_as_such(tmp_path):
-    """Catches a user who is asked to report a bug, and whose executors need more memory."""
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (
+            pa.ArrowMemoryError("malloc of size 64 failed"),
+            "the engine has no memory left: reason='ArrowMemoryError: malloc",
+        ),
+        (RuntimeError("can't start new thread"), "the engine gets no thread: reason="),
+    ],
+)
+def test_lack_of_memory_or_threads_in_an_engine_is_told_as_such(tmp_path, raised, told):
+    """Catches a user who is asked to report a bug, and whose executors need a higher limit."""
     engine = Engine(str(tmp_path / "scratch"))
 
     def lack(_request):
-        raise pa.ArrowMemoryError("malloc of size 64 failed")
+        raise raised
 
     engine._operations["status"] = lack
     error = engine.request("status")["error"]
 
     assert (error["class"], error["kind"]) == ("StorageError", "storage")
-    assert "the engine has no memory left: reason='ArrowMemoryError: malloc" in error["message"]
+    assert told in error["message"]
 
 
 def test_commit_that_waits_for_a_snapshot_shows_signs_of_life(bench, monkeypatch):
@@ -350,6 +361,26 @@ def test_cleanup_waits_for_another_no_longer_than_it_may(bench):
     assert (second.num_files, second.num_left) == (0, 1)
     assert first.result().num_files > 0
     assert clean_up(None).num_left == 0
+
+
+def test_cleanup_leaves_what_a_commit_is_writing(bench, monkeypatch):
+    """Catches a commit that fails where orphans go at once: its copy is one until it is moved."""
+    at_once = replace(OPTIONS, orphan_age_ms=0)
+    bench.commit(options=at_once)
+    move, cleanups = local._move, []
+
+    def move_across_disks(source, path, *, overwrite):
+        if local.TEMPORARY_PREFIX not in source:
+            raise OSError(errno.EXDEV, "cross-device link")
+        cleanups.append(
+            bench.session.maintain(1, None, at_once, snapshot=False, cleanup=True).num_files
+        )
+        move(source, path, overwrite=overwrite)
+
+    monkeypatch.setattr(local, "_move", move_across_disks)
+    bench.commit(options=at_once)
+
+    assert cleanups == [0]
 
 
 def test_loaded_files_stay_until_the_next_load(bench):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from statestore.codec.rows import DELETE, PUT
 from statestore.io.shim_jar import find_jar
 from tests.cases_of_ci import IS_LONG
+from tests.own_disk import small_disk
 from tests.spark.helper_jar import cached_jar
 from tools.scala import SPARK_JARS
 
@@ -415,6 +417,55 @@ def test_local_disk_that_fails_names_its_cause(classes: Path, tmp_path: Path) ->
 
 
 @pytest.mark.timeout(240)
+def test_commit_on_a_full_disk_takes_the_place_of_closed_stores(
+    classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a query that fails for space which copies take that nobody needs, by its shim."""
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    with small_disk(tmp_path, 96) as disk:
+        shown = run_java(classes, "provider.RoomCheck", f"{tmp_path}/ck", str(disk))
+
+    assert shown.split() == ["1"]
+
+
+@pytest.mark.timeout(240)
+def test_full_disk_of_hadoop_is_told_as_such(classes: Path, tmp_path: Path) -> None:
+    """Catches a connection without an answer where the disk is full: Hadoop raises an Error."""
+    (tmp_path / "rows").write_bytes(bytes(1 << 20))
+
+    shown = run_java(
+        classes,
+        "engine.FullHadoopDiskCheck",
+        f"{tmp_path}/rows",
+        f"{tmp_path}/published",
+        max_file_bytes=1 << 14,
+    )
+
+    assert '"kind":"storage-full","reason":"FSError: ' in shown
+    assert not (tmp_path / "published").exists()
+
+
+@pytest.mark.timeout(240)
+def test_lack_of_files_in_the_jvm_kills_no_engine(classes: Path, tmp_path: Path) -> None:
+    """Catches a healthy engine that is killed, and none started, since the JVM opens no file."""
+    root = Path(__file__).resolve().parents[2]
+    shown = run_java(
+        classes,
+        "engine.ShortOfFilesCheck",
+        sys.executable,
+        str(root),
+        str(tmp_path / "statestore-scratch-1"),
+        max_open_files=1000,
+    )
+
+    called, started, after = shown.splitlines()
+    assert "engine takes no new connection: engine=0, error=java.net.SocketException: " in called
+    assert "Too many open files" in called
+    assert re.search("engine cannot be started: .* error=.*To fix: on the machine of .*-n", started)
+    assert after == "answered=true same=true"
+
+
+@pytest.mark.timeout(240)
 def test_call_that_ends_by_an_error_leaves_no_connection(classes: Path) -> None:
     """Catches a socket that is left open by each call that fails for want of memory or a fault."""
     shown = run_java(classes, "engine.EngineClientCheck")
@@ -424,12 +475,16 @@ def test_call_that_ends_by_an_error_leaves_no_connection(classes: Path) -> None:
 
 @pytest.mark.timeout(240)
 def test_new_connection_waits_no_longer_than_its_call(classes: Path) -> None:
-    """Catches a lease that lapses while an engine that hangs does not take the token."""
+    """Catches a lease that lapses while an engine that hangs does not take the token.
+
+    Also an engine that is taken for dead, and killed, when it has no thread for a new connection.
+    """
     shown = run_java(classes, "engine.SilentEngineCheck")
 
-    raised, told = shown.splitlines()
+    raised, told, closed = shown.splitlines()
     assert raised.endswith("EngineHungException: no sign of life within 500 ms")
     assert told == "in time"
+    assert closed == "NoConnectionException"
 
 
 @pytest.mark.timeout(240)

@@ -39,14 +39,18 @@ final class LocalDiskException(action: String, path: File, cause: Exception)
       s"[${LocalDiskException.kind(String.valueOf(cause.getMessage))}] " +
         s"cannot $action: path=$path, error=${cause.getMessage}. " +
         s"To fix: ${LocalDiskException.fix(String.valueOf(cause.getMessage))}",
-      cause)
+      cause) {
+
+  /** Whether the disk has no space left, and did not fail. */
+  def isFull: Boolean = LocalDiskException.isFull(String.valueOf(cause.getMessage))
+}
 
 private object LocalDiskException {
   private val NoSpace = Seq("no space left", "file too large", "quota exceeded")
 
   private val Raise = "on the machine of the executor raise"
 
-  private def isFull(message: String): Boolean =
+  def isFull(message: String): Boolean =
     NoSpace.exists(message.toLowerCase(Locale.ROOT).contains(_))
 
   /** The kind of error that a failure with this message is, of Java's or of RocksDB's. */

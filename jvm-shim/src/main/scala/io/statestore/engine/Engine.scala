@@ -34,7 +34,8 @@ private[engine] final class Engine(index: Int, start: () => EngineProcess) {
    *        process lives on; None for as long as it goes on with the call: after the call timeout
    *        without a sign of life the process is killed
    * @param isRestarted whether a process that dies is replaced, else the call is given up
-   * @throws EngineUnavailableException no process could be started, or process after process died
+   * @throws EngineUnavailableException no process could be started, process after process died, or
+   *         one that lives takes no new connection
    * @throws EngineFailedException the engine failed outside its own error handling
    * @throws java.lang.InterruptedException the task was killed while it waited for a start
    */
@@ -62,6 +63,8 @@ private[engine] final class Engine(index: Int, start: () => EngineProcess) {
           case e: EngineLostException =>
             engine.kill()
             throw e
+          case e: NoConnectionException =>
+            throw giveUp("engine takes no new connection", e, Limits)
         }
       } catch {
         case e @ (_: EngineLostException | _: EngineKilledAtStartException) =>
@@ -155,6 +158,9 @@ private[engine] object Engine {
 
   private val Slow = "; where storage or local disk need longer for a single step, raise " +
     "spark.sql.streaming.stateStore.engine.callTimeoutMs"
+
+  private val Limits = "; where the error is of files or threads, raise their limits there " +
+    "(ulimit -n, ulimit -u, pids of the container)"
 
   /** A call is given up when this many processes gave no sign of life. */
   private val MaxHung = 2

@@ -2,7 +2,7 @@ package io.statestore.engine
 
 import java.io.{BufferedInputStream, BufferedReader, BufferedWriter, EOFException, IOException}
 import java.io.{InputStreamReader, OutputStreamWriter}
-import java.net.{InetAddress, InetSocketAddress, Socket, SocketTimeoutException}
+import java.net.{ConnectException, InetAddress, InetSocketAddress, Socket, SocketTimeoutException}
 import java.nio.charset.StandardCharsets.UTF_8
 import java.util.concurrent.ConcurrentLinkedDeque
 
@@ -16,6 +16,10 @@ private[engine] final class EngineHungException(val timeoutMs: Long)
 
 /** The engine died or cannot be reached. */
 private[engine] final class EngineLostException(cause: Throwable)
+    extends RuntimeException(cause.getMessage, cause)
+
+/** No new connection: this JVM or the engine may lack a file or a thread, or the engine died. */
+private[engine] final class NoConnectionException(cause: IOException)
     extends RuntimeException(cause.getMessage, cause)
 
 /**
@@ -61,13 +65,13 @@ private[engine] final class EngineClient(port: Int, token: String, callTimeoutMs
 
   /**
    * @throws EngineHungException neither a reply nor a sign of life came in time
-   * @throws EngineLostException the connection failed
+   * @throws EngineLostException the connection failed, or nobody listens
+   * @throws NoConnectionException there is none for the call, which was not sent
    */
   override def sendCommand(command: String, blocking: Boolean): String = {
-    var connection: Connection = null
+    var connection = idle.pollLast()
     try {
-      connection =
-        Option(idle.pollLast()).getOrElse(new Connection(port, token, patience.get.timeoutMs))
+      if (connection == null) connection = connect()
       val reply = connection.send(command, patience.get)
       idle.addLast(connection)
       if (closed) closeIdle()
@@ -84,6 +88,13 @@ private[engine] final class EngineClient(port: Int, token: String, callTimeoutMs
         throw e
     }
   }
+
+  private def connect(): Connection =
+    try new Connection(port, token, patience.get.timeoutMs)
+    catch {
+      case e @ (_: SocketTimeoutException | _: ConnectException) => throw e
+      case e: IOException => throw new NoConnectionException(e)
+    }
 
   /** Close the connections that are not in use; those in use fail with their process. */
   override def shutdown(): Unit = {
@@ -134,10 +145,12 @@ private object EngineClient {
       val writer = new BufferedWriter(new OutputStreamWriter(socket.getOutputStream, UTF_8))
       writer.write(Protocol.getAuthCommand(token))
       writer.flush()
-      if (reader.readLine() != Protocol.getOutputVoidCommand.trim) {
-        throw new IOException("engine refused the authentication token")
+      reader.readLine() match {
+        case null => throw new EOFException("engine closed the connection")
+        case answer if answer != Protocol.getOutputVoidCommand.trim =>
+          throw new IOException("engine refused the authentication token")
+        case _ => (input, reader, writer)
       }
-      (input, reader, writer)
     }
 
     def send(command: String, patience: Patience): String = {

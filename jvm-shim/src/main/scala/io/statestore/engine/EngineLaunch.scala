@@ -36,6 +36,17 @@ private[engine] final case class EngineLaunch(
       s"`pip install $requirements` has been run, on every executor; where the driver has " +
       "another Python, set spark.pyspark.driver.python"
 
+  /** What to do when the machine starts no process: its limits, or the Python, by its error. */
+  def fixOf(error: String): String =
+    EngineLaunch.ErrorNumber.findFirstMatchIn(error).map(_.group(1)) match {
+      case Some("24") => "on the machine of the executor raise the limit of open files (ulimit -n)"
+      case Some("11") =>
+        "on the machine of the executor raise the limit of processes and threads: that of the " +
+          "container (pids) or of the user (ulimit -u)"
+      case Some("12") => "give executors more memory (spark.executor.memoryOverhead)"
+      case _ => fix
+    }
+
   /** A process not yet started. Its token is not in the command nor in the environment. */
   def processBuilder(): ProcessBuilder = {
     val builder = new ProcessBuilder(command.asJava)
@@ -61,6 +72,9 @@ private[engine] object EngineLaunch {
   private val EmbeddedRequirements = "pyarrow numpy google-crc32c"
   private val PackageRoot = "/statestore-python/"
   private val Py4jRoot = "/statestore-py4j/"
+
+  /** What Java says of an error of the system: `error=24, Too many open files`, or `error: 24`. */
+  private val ErrorNumber = "error[=:] ?(\\d+)".r
 
   /**
    * Choose the Python and lay out what is missing of the package.

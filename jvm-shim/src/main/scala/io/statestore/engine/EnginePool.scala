@@ -58,7 +58,7 @@ final class EnginePool private[engine] (settings: EngineSettings) {
    * @return the reply's `ok` object
    * @throws java.lang.IllegalArgumentException an option or argument is out of range
    * @throws io.statestore.EngineReportedException the engine reported another failure
-   * @throws io.statestore.EngineUnavailableException no engine could be started or kept alive
+   * @throws io.statestore.EngineUnavailableException no engine could be started, kept or called
    * @throws java.lang.InterruptedException the task was killed while an engine was starting
    */
   def call(storeKey: String, request: ObjectNode): ObjectNode =

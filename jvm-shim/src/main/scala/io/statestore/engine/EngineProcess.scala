@@ -53,6 +53,7 @@ private[engine] final class EngineProcess private (
    *
    * @throws EngineHungException neither a reply nor a sign of life came in time
    * @throws EngineLostException the engine died or cannot be reached
+   * @throws NoConnectionException the engine is alive, and takes this call on no new connection
    * @throws EngineFailedException the engine is alive but failed outside its own error handling
    */
   def call(request: ObjectNode, timeoutMs: Option[Long]): String = {
@@ -61,8 +62,14 @@ private[engine] final class EngineProcess private (
     try timeoutMs match {
       case Some(limit) => client.within(limit)(api.call(text))
       case None => client.whileGoingOn(() => stepsOf(number))(api.call(text))
-    } catch { case e: Py4JException => throw new EngineFailedException(e) }
+    } catch {
+      case e: Py4JException => throw new EngineFailedException(e)
+      case e: NoConnectionException if endsSoon => throw new EngineLostException(e)
+    }
   }
+
+  /** Whether the process is at its end, of which its connections tell first. */
+  private def endsSoon: Boolean = process.waitFor(1L, TimeUnit.SECONDS)
 
   /** Steps that a call has done: the process answers this on another thread. */
   private def stepsOf(number: Long): Long = {
@@ -128,7 +135,7 @@ private[engine] object EngineProcess {
         case e: IOException =>
           throw new EngineUnavailableException(
             s"engine cannot be started: ${describe(launch)}, error=${e.getMessage}. " +
-              s"To fix: ${launch.fix}",
+              s"To fix: ${launch.fixOf(e.getMessage)}",
             e)
       }
     var started = false

@@ -8,9 +8,9 @@ import java.util.Map.Entry
 import java.util.concurrent.ConcurrentHashMap
 
 import com.fasterxml.jackson.databind.node.{ArrayNode, ObjectNode}
-import io.statestore.Json
+import io.statestore.{Json, LocalDiskException}
 import org.apache.hadoop.conf.Configuration
-import org.apache.hadoop.fs.{FileAlreadyExistsException, FileStatus, FileSystem, Path}
+import org.apache.hadoop.fs.{FileAlreadyExistsException, FileStatus, FileSystem, FSError, Path}
 import org.apache.hadoop.fs.{PathIsNotEmptyDirectoryException, UnsupportedFileSystemException}
 import org.apache.hadoop.security.AccessControlException
 
@@ -69,8 +69,9 @@ final class HadoopFiles {
       if (found == null) throw new IOException("checkpoint belongs to no query of this JVM")
       perform(request, path, found, reply.putObject("ok"))
     } catch {
-      // A file system whose jar lacks another one is a LinkageError.
-      case e @ (_: Exception | _: LinkageError) =>
+      // A file system whose jar lacks another one is a LinkageError. That of the local disk has an
+      // Error of its own where the disk is full or fails.
+      case e @ (_: Exception | _: LinkageError | _: FSError) =>
         reply.remove("ok")
         reply.putObject("error").put("kind", kindOf(e)).put("reason", reasonOf(e))
     }
@@ -232,7 +233,7 @@ object HadoopFiles {
     // A scheme whose class is known, and whose jar is not there.
     case e: RuntimeException if e.getCause.isInstanceOf[ClassNotFoundException] =>
       "unsupported-scheme"
-    case _ if reasonOf(error).contains("No space left") => "storage-full"
+    case _ if LocalDiskException.isFull(reasonOf(error)) => "storage-full"
     // Of HDFS: its class is in a jar that need not be there.
     case _ if error.getClass.getSimpleName.endsWith("QuotaExceededException") => "storage-full"
     case _ => "storage"

@@ -7,7 +7,7 @@ import scala.collection.mutable
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
-import io.statestore.ShimErrors
+import io.statestore.{LocalDiskException, ShimErrors}
 import io.statestore.delta.{DeltaWriter, RowWriter, StateFileOp}
 import io.statestore.rocksdb.{SstSettings, SstWriter}
 import io.statestore.view._
@@ -37,7 +37,7 @@ private[statestore] final class StoreCommit(
   private var stateBytes = base.stateBytes
   private val keyGroupGrowth = new Array[Long](StoreCommit.KeyGroupClasses)
 
-  /** Makes the next version durable, or raises what the engine said. */
+  /** Makes the next version durable, or raises what the engine or the local disk said. */
   def run(): Committed = Leases.committing(context) {
     // Also the attempt's identity: a call that is repeated is recognised by it.
     val checkpointId = UUID.randomUUID().toString.replace("-", "")
@@ -231,6 +231,15 @@ private object StoreCommit {
 
   /** How many numbers tell where rows were added: statestore/checkpoint/key_group_rows.py. */
   val KeyGroupClasses = 64
+
+  /** Runs a commit; where the local disk is full one more, once the engine has made room there. */
+  def inRoom(context: StoreContext)(commit: => StoreCommit): Committed =
+    try commit.run()
+    catch {
+      case e: LocalDiskException if e.isFull =>
+        context.engines.callIfRunning(context.directory, context.request("room"))
+        commit.run()
+    }
 }
 
 /**

@@ -263,7 +263,9 @@ private[statestore] final class StoreHandle(
     try {
       val start = System.nanoTime()
       val current = families.values.map(_.family).toSeq
-      val done = new StoreCommit(context, view, overlay, current, counters, forceSnapshot).run()
+      val done = StoreCommit.inRoom(context) {
+        new StoreCommit(context, view, overlay, current, counters, forceSnapshot)
+      }
       counters.add(StoreMetrics.EngineCalls, provider.takeCalls())
       committed = Some(done)
       commitMs = (System.nanoTime() - start) / 1000000L

@@ -1,0 +1,74 @@
+package io.statestore.provider
+
+import java.io.{File, RandomAccessFile}
+import java.nio.file.Files
+
+import scala.util.Using
+
+import io.statestore.ShimOptions
+import io.statestore.keygroup.KeyGroups
+import io.statestore.rocksdb.SstSettings
+import io.statestore.view._
+import org.apache.hadoop.conf.Configuration
+import org.apache.spark.sql.execution.streaming.state.{StateStoreConf, StateStoreId}
+
+/**
+ * Commits a small store on a local disk that is full, most of it with the copy of a large one that
+ * was closed. Run with the directory of a checkpoint and that of the disk; prints the version.
+ */
+object RoomCheck {
+  import LongRows._
+
+  private val FreeBytes = 2L << 20
+
+  def main(args: Array[String]): Unit = {
+    val disk = new File(args(1))
+    val prefix = "spark.sql.streaming.stateStore."
+    val options = ShimOptions.parse(
+      Map(s"${prefix}rocksdb.compression" -> "none", s"${prefix}engine.processes" -> "1"))
+    SstSettings.of(options.rocksdbCompression, options.rocksdbBlockSizeKB) // unpacks the library
+    System.setProperty("java.io.tmpdir", disk.getPath)
+    val Seq(large, small) = Seq(0L, 1L).map { operator =>
+      new StoreContext(
+        "rocksdb",
+        StateStoreId(s"file:${args(0)}/state", operator, 0),
+        family,
+        useColumnFamilies = false,
+        schemas = None,
+        StateStoreConf.empty,
+        new Configuration(false),
+        options)
+    }
+    commit(large, 400000)
+    large.call(large.request("close"))
+    fill(disk)
+    println(commit(small, 100000).version.number)
+  }
+
+  private def fill(disk: File): Unit = {
+    val block = new Array[Byte](1 << 16)
+    Using.resource(new RandomAccessFile(new File(disk, "ballast"), "rw")) { file =>
+      while (Files.getFileStore(disk.toPath).getUsableSpace > FreeBytes) file.write(block)
+    }
+  }
+
+  private def commit(context: StoreContext, rows: Int): Committed = {
+    val view = emptyView()
+    val overlay = new Overlay(
+      new KeyGroups(maxParallelism),
+      Long.MaxValue,
+      () => context.engines.scratchFile("run"),
+      context.keepsRowsByKey)
+    val state = stateOf(view.family(family.name), overlay)
+    (1 to rows).foreach(number => state.put(row(number), row(-number)))
+    StoreCommit.inRoom(context) {
+      new StoreCommit(
+        context,
+        view,
+        overlay,
+        Seq(family),
+        new HandleCounters,
+        forceSnapshot = false)
+    }
+  }
+}
