@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_UNFINISHED_MS = 3_600_000
+UNFINISHED_MS = 3_600_000
 """How long a file with a temporary name was left alone before it counts as nobody's."""
 
 
@@ -159,7 +159,7 @@ def plan_cleanup(
         name = parse_state_file_name(info.name)
         if name is None:
             # A commit may be writing it, whatever the age of orphans.
-            if is_temporary(info.name) and is_old and age_ms >= _UNFINISHED_MS:
+            if is_temporary(info.name) and is_old and age_ms >= UNFINISHED_MS:
                 delete.append(info)
         elif info.name not in needed:
             is_lost = is_old and judged_from <= name.version < newest

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.layout import is_temporary, parse_state_file_name
 from statestore.checkpoint.rescale_refs import find_refs
+from statestore.checkpoint.retention import UNFINISHED_MS
 from statestore.checkpoint.trailers import read_trailer
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.reading.read import read_batches
@@ -127,7 +128,8 @@ def _orphans(checkpoint: OpenCheckpoint, versions: Sequence[int]) -> tuple[list[
             name, path = parse_state_file_name(info.name), location.path(info.name)
             if path in kept:
                 continue
-            is_of_use = not is_temporary(info.name)
+            age_ms = now_ms - info.modified_ms
+            is_of_use = not is_temporary(info.name) or age_ms <= UNFINISHED_MS + SLACK_MS
             if name is not None and name.kind == "delta":
                 is_of_use = not first <= name.version < newest
             elif name is not None and name.version < newest:

@@ -1,5 +1,6 @@
 """Cleanups with very many files to delete: requests, time, and what is left when it is up."""
 
+import os
 import shutil
 from dataclasses import replace
 
@@ -258,6 +259,7 @@ def test_cleanup_of_a_store_that_was_replaced_deletes_nothing(tmp_path, backend)
             commit(new, range(6, 11), b"new")
         shutil.rmtree(root)
         (other / "state/0/0/.tmp-1").touch()
+        os.utime(other / "state/0/0/.tmp-1", (0, 0))
         shutil.copytree(other, root)
         there = files_below(root)
 
