@@ -349,6 +349,28 @@ def test_view_that_needs_more_files_than_may_be_open_is_not_damaged(
 
 
 @pytest.mark.timeout(240)
+def test_scans_that_are_left_half_way_hold_few_iterators_of_rocksdb(
+    classes: Path, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    """Catches memory that goes by the keys of a batch, each of which was asked whether it has rows.
+
+    Also a row that such a scan leaves out when it is read on, or shows twice. A scan of a damaged
+    file fails again when it is asked again: before, that ended the JVM.
+    """
+    seed = str(int(pytestconfig.getoption("randomly_seed", default=1)) % 1_000_000)
+    shown = run_java(classes, "rocksdb.OpenScansCheck", str(tmp_path), seed).splitlines()
+
+    half_way, read_on, in_turns, *damaged = shown
+    assert half_way == "held=64 rows=row1"
+    assert read_on == "row2end row2end"
+    counts = {name: int(count) for name, count in (pair.split("=") for pair in in_turns.split())}
+    assert counts["held"] <= 68
+    assert counts["shown"] > 50_000, "the run proved nothing about rows"
+    assert len(damaged) == 2
+    assert all("DamagedViewException" in raised for raised in damaged), damaged
+
+
+@pytest.mark.timeout(240)
 def test_rows_that_do_not_fit_outside_of_the_heap_are_not_loaded_by_every_scan(
     classes: Path, tmp_path: Path
 ) -> None:

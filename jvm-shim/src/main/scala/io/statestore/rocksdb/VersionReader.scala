@@ -1,6 +1,7 @@
 package io.statestore.rocksdb
 
 import java.nio.ByteBuffer
+import java.util.Arrays
 
 import scala.collection.mutable
 
@@ -15,18 +16,23 @@ import org.apache.spark.internal.Logging
  * iterators end and `get` is refused, since RocksDB's memory is gone.
  */
 private[rocksdb] final class VersionReader(path: String, settings: ReaderSettings) {
-  import VersionReader.MostIdle
+  import VersionReader.{MostIdle, MostOpen}
 
   private val database = reading(RocksDB.openReadOnly(settings.options, path))
-  // In the order in which they were opened: the last is mostly the first that ends.
+  // Those that hold an iterator of RocksDB, in the order in which they took it: the last is mostly
+  // the first that ends.
   private val open = mutable.ArrayBuffer.empty[RowIterator]
-  // Of iterators that have ended: a join opens one for each of its rows.
+  // Those of RocksDB that none holds: a join asks for rows of one key for each of its own.
   private val idle = mutable.ArrayBuffer.empty[RocksIterator]
+  private var numEnds = 0
   private var closed = false
   @volatile private var damaged = false
 
   /** Whether a read has failed. */
   def isDamaged: Boolean = damaged
+
+  /** Iterators of RocksDB, whose memory no garbage collection frees. */
+  def numHeld: Int = synchronized(open.length + idle.length)
 
   /** The value of a key, null when it is not there. */
   def get(key: Array[Byte]): Array[Byte] = synchronized {
@@ -37,10 +43,7 @@ private[rocksdb] final class VersionReader(path: String, settings: ReaderSetting
   /** The rows from a key on. Ends by itself at the last row, else with `closeIterators`. */
   def rowsFrom(key: Array[Byte]): RowIterator = synchronized {
     checkOpen()
-    val rows =
-      if (idle.isEmpty) database.newIterator(settings.reads) else idle.remove(idle.length - 1)
-    open += new RowIterator(rows, key)
-    open.last
+    new RowIterator(key)
   }
 
   /**
@@ -74,7 +77,8 @@ private[rocksdb] final class VersionReader(path: String, settings: ReaderSetting
   }
 
   def closeIterators(): Unit = synchronized {
-    while (open.nonEmpty) open.last.close()
+    numEnds += 1
+    while (open.nonEmpty) open.last.giveUp()
     idle.foreach(_.close())
     idle.clear()
   }
@@ -98,26 +102,31 @@ private[rocksdb] final class VersionReader(path: String, settings: ReaderSetting
   private def checkOpen(): Unit =
     if (closed) throw new IllegalStateException(s"version is closed: path=$path")
 
-  final class RowIterator(rows: RocksIterator, from: Array[Byte]) {
-    private var started = false
-    private var ended = false
+  /**
+   * Holds an iterator of RocksDB while few others were read since. Then it gives that one up, and
+   * takes another when it is read on: a reader may leave any number of scans half way.
+   */
+  final class RowIterator(from: Array[Byte]) {
+    private var openedAt = numEnds // -1 at its end
+    private var held: RocksIterator = _
     private var currentKey: Array[Byte] = _
     private var currentValue: Array[Byte] = _
 
     /** Goes to the next row; false when there is none, and after the task's end. */
     def advance(): Boolean = VersionReader.this.synchronized {
-      if (!ended) {
-        if (started) rows.next() else rows.seek(from)
-        started = true
-        if (!rows.isValid) {
-          reading(rows.status()) // raises what made it invalid
-          close()
+      if (!hasEnded) {
+        if (held == null) take() else held.next()
+        if (held.isValid) {
+          currentKey = held.key()
+          currentValue = held.value()
         } else {
-          currentKey = rows.key()
-          currentValue = rows.value()
+          // Raises what made it invalid. It may not be read on then, but looked for anew.
+          try reading(held.status())
+          finally giveUp()
+          close()
         }
       }
-      !ended
+      !hasEnded
     }
 
     def key: Array[Byte] = currentKey
@@ -125,11 +134,26 @@ private[rocksdb] final class VersionReader(path: String, settings: ReaderSetting
     def value: Array[Byte] = currentValue
 
     def close(): Unit = VersionReader.this.synchronized {
-      if (!ended) {
-        open.remove(open.lastIndexOf(this))
-        if (idle.length < MostIdle) idle += rows else rows.close()
-      }
-      ended = true
+      giveUp()
+      openedAt = -1
+    }
+
+    private def hasEnded: Boolean = openedAt != numEnds
+
+    /** Takes one that stands at the next row. */
+    private def take(): Unit = {
+      if (open.length == MostOpen) open.head.giveUp()
+      held =
+        if (idle.isEmpty) database.newIterator(settings.reads) else idle.remove(idle.length - 1)
+      open += this
+      // No key is between one and the same with a zero behind it.
+      held.seek(if (currentKey == null) from else Arrays.copyOf(currentKey, currentKey.length + 1))
+    }
+
+    private[VersionReader] def giveUp(): Unit = if (held != null) {
+      open.remove(open.lastIndexOf(this))
+      if (idle.length < MostIdle) idle += held else held.close()
+      held = null
     }
   }
 }
@@ -138,6 +162,9 @@ private object VersionReader {
 
   /** A task goes over few ranges at a time; each iterator keeps the block that it stands in. */
   val MostIdle = 4
+
+  /** A reader that wants no more rows does not always say so. */
+  val MostOpen = 64
 }
 
 /** RocksDB cannot read a version on the local disk; its durable files may be whole. */
