@@ -270,10 +270,10 @@ class Lease:
         Raises:
             StorageError: The storage failed; the lease may be there.
         """
-        if self._taken_ms is None:  # one that expired is taken again
-            self._taken_ms = self._clock.now_ms()
         self._io.make_directory(self.leases.directory)
         before = self.leases.list()
+        if self._taken_ms is None and self.name not in before:  # else one that expired
+            self._taken_ms = self._clock.now_ms()
         self.renew(progress)
         return {**before, **self.leases.list()}
 

@@ -93,8 +93,9 @@ def _cleaned_up_when_terminated() -> Iterator[None]:
             raise SystemExit(told[0]) from error
         raise
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        if not told:
+            for each, handler in before.items():
+                signal.signal(each, handler)
 
 
 class _Group(click.Group):

@@ -43,7 +43,8 @@ _CHECKSUMS = f"{_STATE_STORE}.rowChecksum.enabled"
 _MERGE_OPERATOR = f"{_STATE_STORE}.rocksdb.mergeOperatorVersion"
 _BATCH = re.compile(r"([0-9]+)_[^/.]*")
 _LENGTHS = "$rowCounter"
-_INDEXES = ("$ttl", "$min", "$count", _LENGTHS)
+_COUNTS = "$count"
+_INDEXES = ("$ttl", "$min", _COUNTS, _LENGTHS)
 """Column families of Spark beside a state variable: expiries of rows, and lengths of lists."""
 
 
@@ -243,8 +244,8 @@ class _Finder:
         for batch, path in sorted(files):
             for family in self._read(path):
                 known.setdefault(family.name, []).append((batch, family))
-        # Beside a list are its lengths; that it is one, metadata need not say.
-        lists = {name for name in names if f"{_LENGTHS}_{name}" in names}
+        # Beside a list are its lengths, or with a TTL their counts; metadata need not say so.
+        lists = {name for name in names if names & {f"{_LENGTHS}_{name}", f"{_COUNTS}_{name}"}}
         found = []
         for name in sorted(names & known.keys()):
             described = known[name]

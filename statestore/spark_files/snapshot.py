@@ -41,8 +41,8 @@ FAMILY_BYTES = 2
 SST_DIRECTORY = "SSTs"
 _MAX_FAMILY = 0xFFFF
 _OTHERWISE = (
-    "or let the query make a newer snapshot, under Spark 4.1 or later, which starts from an older "
-    "one; or read an older version"
+    "or let the query make a newer snapshot: Spark 4.1 and later starts from an older one, where "
+    "its changelogs are there; or read an older version"
 )
 _METADATA = "metadata"
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*")

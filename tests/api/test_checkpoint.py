@@ -335,6 +335,7 @@ def test_numbers_out_of_a_frame_are_taken(query, tmp_path):
     results = [checkpoint.rescale(two * 2), branch.expire(two)]
 
     assert savepoint.info.version == branch.info.newest_version == 2
+    assert branch.expire(50, dry_run=True).oldest_version == 2  # files of the first came with it
     assert all(json.dumps(result.fields()) for result in results)
     assert json.dumps(branch.verify(versions=[version]).versions) == "[2]"
     assert restored.info.num_partitions == 2

@@ -105,8 +105,9 @@ def test_what_a_driver_says_is_in_its_lease_until_it_says_otherwise(query, engin
     assert query.leases.read(name).progress.began_ms == began_ms
     # Another engine does not know when the run began.
     other = EngineService(query.shim.scratch, application="app-1", executor="driver")
-    ask(other, "lease", **query.lease("renew", query={"name": None}))
-    assert query.leases.read(name).progress.began_ms is None
+    for action in ("renew", "take"):
+        ask(other, "lease", **query.lease(action, query={"name": None}))
+        assert query.leases.read(name).progress.began_ms is None
     ask(engine, "lease", **query.lease("renew"))
     assert query.leases.read(name).progress is None
 

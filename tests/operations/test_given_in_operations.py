@@ -367,7 +367,8 @@ def test_wide_rows_that_sql_makes_come_a_few_at_a_time(tmp_path: Path) -> None:
     stored = pa.record_batch({"n": list(range(2000))})
 
     made = rows_of(
-        "SELECT n, repeat('x', 20000) AS text FROM state", lambda: iter([stored[:0], stored])
+        "SELECT n, repeat('x', 20000) AS text FROM state",
+        lambda: (rows for rows in (stored[:0], stored)),
     )
     batches = list(made.batches(str(tmp_path)))
 

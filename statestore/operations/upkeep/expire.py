@@ -216,7 +216,8 @@ def _expire(checkpoint: OpenCheckpoint, keep: int, progress: Progress, *, delete
             firsts.append(_first(store, left))
             progress(number, len(heads))
     _, first = max(firsts, default=(False, 0))
-    oldest = max(oldest, first)
+    # Of a branch, files that are older than its first version came with it.
+    oldest = max(oldest, first, min(checkpoint.done_batches, default=-1) + 1)
     return Expire(checkpoint.uri, keep, oldest, tuple(stores), tuple(stays), done=deletes)
 
 

@@ -23,6 +23,7 @@ from statestore.core.errors import (
     InvalidArgumentError,
     NotFoundError,
     StateStoreError,
+    require_whole,
 )
 from statestore.core.json_fields import MalformedError, parse_fields
 from statestore.core.text import format_bytes, format_fields
@@ -72,9 +73,10 @@ class Retention:
     form: SavepointForm = "canonical"
 
     def __post_init__(self) -> None:
-        if type(self.keep) is not int or self.keep < 1:
+        object.__setattr__(self, "keep", require_whole("keep", self.keep))
+        if self.keep < 1:
             raise InvalidArgumentError(
-                "`keep` is not a whole number of at least 1",
+                "`keep` is less than 1",
                 keep=self.keep,
                 to_fix="give a whole number from 1",
             )

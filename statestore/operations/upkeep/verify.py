@@ -365,8 +365,14 @@ class _Verifier:
             for share in into_shares(list(stores.values()))
         ]
 
-    def _verify_of_spark(self, version: int, found: SparkVersion) -> None:
-        """Verify a store that Spark's own provider wrote: its files, then every row."""
+    def _verify_of_spark(
+        self, version: int, found: SparkVersion, asked: SparkVersion | None = None
+    ) -> None:
+        """Verify a store that Spark's own provider wrote: its files, then every row.
+
+        `asked` is what was first found, from which readers begin.
+        """
+        asked = asked or found
         with self._lock:
             self.found.sizes |= found.sizes
         try:
@@ -382,10 +388,20 @@ class _Verifier:
                     self._find(version, found.files.store, of_snapshot)
                 self._find(version, found.files.store, error)
             else:
-                self._verify_of_spark(version, older)
+                self._verify_of_spark(version, older, asked)
         else:
+            is_read = bool(found.passed_over) and self._is_read(version, asked)
             for of_snapshot in found.passed_over:
-                self._find(version, found.files.store, of_snapshot, is_recoverable=True)
+                self._find(version, found.files.store, of_snapshot, is_recoverable=is_read)
+
+    def _is_read(self, version: int, found: SparkVersion) -> bool:
+        """Tell whether a reader gets every row: damage that shows later than at once stops it."""
+        try:
+            for _ in spark_states.state_of(self._checkpoint, version, found).rows(None):
+                pass
+        except DAMAGE:
+            return False
+        return True
 
     def _may_expire(self, version: int) -> bool:
         return version < self._checkpoint.newest_version

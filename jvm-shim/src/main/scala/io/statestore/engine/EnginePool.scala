@@ -132,6 +132,12 @@ final class EnginePool private[engine] (settings: EngineSettings) {
       ()
     }
 
+  /** Call every engine that is running, for what each does of its own; their answers count not. */
+  def callRunning(storeKey: String, request: ObjectNode): Unit =
+    engines.filter(_.isRunning).foreach { engine =>
+      Try(replyOf(storeKey, request)(engine.call(_)))
+    }
+
   private def engineOf(storeKey: String): Engine =
     engines(Math.floorMod(storeKey.hashCode, engines.length))
 

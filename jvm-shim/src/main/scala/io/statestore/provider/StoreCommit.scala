@@ -232,12 +232,12 @@ private object StoreCommit {
   /** How many numbers tell where rows were added: statestore/checkpoint/key_group_rows.py. */
   val KeyGroupClasses = 64
 
-  /** Runs a commit; where the local disk is full one more, once the engine has made room there. */
+  /** Runs a commit; where the local disk is full one more, once engines have made room there. */
   def inRoom(context: StoreContext)(commit: => StoreCommit): Committed =
     try commit.run()
     catch {
       case e: LocalDiskException if e.isFull =>
-        context.engines.callIfRunning(context.directory, context.request("room"))
+        context.engines.callRunning(context.directory, context.request("room"))
         commit.run()
     }
 }

@@ -14,7 +14,8 @@ import org.apache.spark.sql.execution.streaming.state.{StateStoreConf, StateStor
 
 /**
  * Commits a small store on a local disk that is full, most of it with the copy of a large one that
- * was closed. Run with the directory of a checkpoint and that of the disk; prints the version.
+ * another engine has closed. Run with the directory of a checkpoint and that of the disk; prints
+ * the version.
  */
 object RoomCheck {
   import LongRows._
@@ -25,7 +26,7 @@ object RoomCheck {
     val disk = new File(args(1))
     val prefix = "spark.sql.streaming.stateStore."
     val options = ShimOptions.parse(
-      Map(s"${prefix}rocksdb.compression" -> "none", s"${prefix}engine.processes" -> "1"))
+      Map(s"${prefix}rocksdb.compression" -> "none", s"${prefix}engine.processes" -> "2"))
     SstSettings.of(options.rocksdbCompression, options.rocksdbBlockSizeKB) // unpacks the library
     System.setProperty("java.io.tmpdir", disk.getPath)
     val Seq(large, small) = Seq(0L, 1L).map { operator =>
