@@ -13,7 +13,7 @@ from statestore.core.errors import InvalidArgumentError, StateStoreError
 from statestore.core.key_groups import check_range
 from statestore.core.options import PREFIX
 from statestore.core.scaling import Load, Scaler
-from statestore.operations.rescale.rescale import finish_rescale, numbers_by_reference, rescale
+from statestore.operations.rescale.rescale import begun_rescale, numbers_by_reference, rescale
 from statestore.spark.batch_end import stop_after_batch
 from statestore.spark.driver_session import checkpoint_of, session_of
 from statestore.spark.failures import LASTING_KINDS
@@ -187,7 +187,7 @@ class Scaling:
     def pass_over(self, error: Exception) -> None:
         """Scale the query no more where an error lasts; else say it once."""
         kind = error.kind if isinstance(error, StateStoreError) else type(error).__name__
-        if isinstance(error, StateStoreError) and kind in LASTING_KINDS:
+        if isinstance(error, StateStoreError) and kind in LASTING_KINDS.difference(_LATER):
             self.give_up(error)
         elif kind not in self._said:
             self._said.add(kind)
@@ -305,16 +305,25 @@ class _Run:
         )
 
     def _finish(self) -> bool:
-        """Finish a rescale that a killed program has begun; return whether there was one."""
+        """Finish a rescale that was begun; return whether there was one.
+
+        Raises:
+            StateStoreError: It can be finished later. Until then Spark refuses the query.
+        """
+        number = None
         try:
             with self._checkpoint._reach.checkpoint() as found:
-                finished = finish_rescale(found)
+                number = begun_rescale(found)
+                if number is None:
+                    return False
+                finished = rescale(found, number, reason="finishes one that did not end")
         except StateStoreError as error:
+            if number is not None and error.kind not in LASTING_KINDS:
+                raise error from None  # the refusal, as its cause, would count as lasting
             _log.warning("no unfinished rescale was finished: %s", error)
             return False
-        if finished is not None:
-            _log.warning("a rescale that did not end was finished: %r", finished)
-        return finished is not None
+        _log.warning("a rescale that did not end was finished: %r", finished)
+        return True
 
 
 def load_of(progress: Mapping[str, Any], now_ms: float) -> Load:

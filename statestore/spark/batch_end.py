@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from statestore.core.clock import SystemClock
 from statestore.core.errors import InvalidArgumentError
+from statestore.spark.failures import is_of_stopped
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -81,10 +82,12 @@ def stop_after_batch(
     return was_alone and is_whole and sum(of == run for of, _ in _stops) == 1
 
 
-def was_told_to_end(query: StreamingQuery) -> bool:
-    """Return whether `stop_after_batch` has stopped a query that was not to go on."""
+def was_told_to_end(query: StreamingQuery, failure: BaseException) -> bool:
+    """Return whether a query was stopped, and not to go on, when its last batch failed."""
     with suppress(Exception):  # a driver that has died does not tell the run
-        return (str(query.runId), False) in _stops
+        run = str(query.runId)
+        goes_on = (run, True) in _stops
+        return (run, False) in _stops or (is_of_stopped(failure) and not goes_on)
     return False
 
 

@@ -66,6 +66,8 @@ _CAUSE = re.compile(r"^(?:Caused by: )?([\w.$]+(?:Error|Exception): \S.*)$", re.
 # Offsets and plan in an error of a streaming query: they hold the program's literals.
 _PLAN = re.compile(r"\n=== Streaming Query ===.*?(?=\n\tat |\Z)", re.DOTALL)
 _MAX_REASON = 500
+# Of a query that has failed by itself it is ACTIVE, or INITIALIZING.
+_TOLD_TO_END = re.compile(r"^Current State: TERMINATED\b", re.MULTILINE)
 
 
 def find_obstacle(error: BaseException) -> str | None:
@@ -111,6 +113,12 @@ def _is_stopped() -> bool:
         return bool(context._jsc.sc().isStopped())  # noqa: SLF001
     except Exception:  # noqa: BLE001, no other JVM takes the place of one that does not answer
         return True
+
+
+def is_of_stopped(error: BaseException) -> bool:
+    """Return whether a query had been stopped before its last batch failed."""
+    traces = (f"{link}\n{getattr(link, '_stackTrace', None)}" for link in chain_of(error))
+    return any(map(_TOLD_TO_END.search, traces))
 
 
 def reason_of(error: BaseException) -> str:

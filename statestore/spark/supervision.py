@@ -95,7 +95,7 @@ def run(
         QueryFailedError: The last failure is its cause, and the cause of that is what a
             `foreachBatch` raised: there was an obstacle (kind query-failed), such as a
             `start_query` that returned no query, or `stopped`: the last batch failed of a query
-            that `stop_with_savepoint` has told to end; or the strategy allows no more restarts
+            that was stopped, also by `stop_with_savepoint`; or the strategy allows no more restarts
             (kind restarts-exhausted). Its `restart` is what would have been returned.
 
     Guarantee: on return, and after a QueryFailedError, the query that `start_query` returned does
@@ -147,7 +147,7 @@ def run(
             if failure.__cause__ is None:
                 failure.__cause__ = find_sink_error(text_of(failure))
             found = obstacle(failure)
-            if found is None and query is not None and was_told_to_end(query):
+            if found is None and query is not None and was_told_to_end(query, failure):
                 found = "stopped"
             delay_ms = next(delays, None) if found is None else None
             reason = reason_of(failure)

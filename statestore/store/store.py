@@ -110,10 +110,12 @@ def open_store(
         io, path = place.open(scratch_directory)
         root = f"{path}/state"
         offsets, commits = QueryLog(io, path, "offsets"), QueryLog(io, path, "commits")
-        newest_batch = commits.newest()
-        is_of_query = newest_batch >= 0 or offsets.newest() >= 0
+        planned = offsets.newest()
+        # A batch is planned when the one before it is committed, also where its entry was lost.
+        done = max(commits.newest(), planned - 1)
+        is_of_query = max(done, planned) >= 0
         if version is None and is_of_query:
-            version = newest_batch + 1
+            version = done + 1
         home = _Home(Leases(io, root), place.state_uri) if is_of_query else None
         placement = read_placement(io, root)
         if placement is not None:

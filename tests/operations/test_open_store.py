@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from statestore import Checkpoint
 from statestore.backends.filesystem.versions import FilesystemVersions
 from statestore.checkpoint.layout import StoreLocation
 from statestore.checkpoint.lease import Holder, Lease
@@ -32,6 +33,16 @@ def test_newest_version_is_the_one_that_a_batch_committed(tmp_path, backend):
 
     with at(query.path, options=OPTIONS).open_store() as store:
         assert store.version == 3
+
+
+def test_batch_whose_commit_entry_was_lost_is_not_written_again(tmp_path):
+    """Catches rows of a batch replaced by other ones: the next batch was planned on it."""
+    query = make_query(tmp_path / "ck", num_partitions=1)
+    query.plan()
+    Path(query.path, "commits/2").unlink()
+
+    with at(query.path, options=OPTIONS).open_store() as store:
+        assert store.version == Checkpoint(query.path).info.newest_version == 3
 
 
 def test_store_is_empty_when_the_first_batch_is_not_committed(tmp_path):

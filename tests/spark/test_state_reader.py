@@ -296,7 +296,7 @@ def test_partition_directories_exist_when_partitions_are_empty(lanes: Any) -> No
 def test_state_that_a_batch_of_another_query_reads_is_left_alone(
     spark: SparkSession, tmp_path: Path, num_partitions: int
 ) -> None:
-    """Catches a read within foreachBatch that is taken for the query of the checkpoint it reads.
+    """Catches a read within foreachBatch, or later in its session, that is taken for a query's.
 
     It would take a lease there, and clean up by what the reading query retains; and with another
     number of state partitions the read would be refused.
@@ -317,21 +317,25 @@ def test_state_that_a_batch_of_another_query_reads_is_left_alone(
         session.conf.set(key, value)
     (tmp_path / "input").mkdir()
     (tmp_path / "input/1.json").write_text('{"key": "a"}\n')
-    found, leases = [], []
+    found, leases, sessions = [], [], []
+
+    def read_in(session: SparkSession) -> None:
+        found.append(session.read.format("statestore").load(str(lane.checkpoint)).count())
+        leases.extend(_leases(lane))
 
     def look(batch: DataFrame, _: int) -> None:
         batch.collect()  # Spark wants every state partition of the batch committed
-        reader = batch.sparkSession.read.format("statestore")
-        found.append(reader.load(str(lane.checkpoint)).count())
-        leases.extend(_leases(lane))
+        read_in(batch.sparkSession)
+        sessions.append(batch.sparkSession)
 
     words = session.readStream.schema("key STRING").json(str(tmp_path / "input"))
     writer = words.groupBy("key").count().writeStream.outputMode("update").foreachBatch(look)
     writer = writer.option("checkpointLocation", str(tmp_path / "reading"))
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
+    read_in(sessions[0])
 
-    assert found == [len(_state(lane))]
+    assert found == [len(_state(lane))] * 2
     assert leases == []
     time.sleep(2)  # an engine cleans up when a load has ended
     assert _state_files(lane) == before

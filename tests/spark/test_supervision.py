@@ -385,3 +385,36 @@ def test_program_that_waits_for_its_query_is_ended_by_signals(start_job: Callabl
         "is_active": True,
         "starts": 2,
     }
+
+
+@state_in_files
+def test_query_that_is_stopped_within_a_batch_is_not_started_again(make_lane: MakeLane):
+    """Catches a program that runs on after its handler of SIGTERM has stopped the query."""
+    lane = make_lane(AGGREGATION, PROVIDER)
+    lane.feed(AGGREGATION.plan[0][0])
+    handles: list[Any] = []
+    is_within = threading.Event()
+
+    def start() -> Any:
+        handles.append(lane.start())
+        return handles[-1]
+
+    def stop() -> None:
+        is_within.wait(60)
+        handles[-1].stop()
+
+    def give_up(_: int) -> None:
+        is_within.set()
+        wait_for(lambda: not handles[-1].isActive, "the end of the query")
+        message = "the sink gave up"
+        raise ValueError(message) from None
+
+    lane.on_batch = give_up
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    with pytest.raises(QueryFailedError) as raised:
+        statestore.run(start, FixedDelay(3, 1), clock=ManualClock())
+    stopper.join()
+
+    assert raised.value.fields["obstacle"] == "stopped"
+    assert raised.value.restart.attempts == len(handles) == 1

@@ -523,6 +523,25 @@ def test_query_that_was_told_to_end_is_not_started_again_when_its_last_batch_fai
     assert str(raised.value.__cause__) == "the sink is away"
 
 
+class StoppedWithinBatch(RunningQuery):
+    """A query that is stopped by itself, whose sink raises an error of its own about that."""
+
+    runId = "another run"  # noqa: N815
+
+    def awaitTermination(self, *_: float) -> bool:
+        told = "Current State: TERMINATED\nThread State: RUNNABLE"
+        raise OSError(f"gave up\n=== Streaming Query ===\nIdentifier: [id = 1]\n{told}")
+
+
+def test_query_that_was_stopped_is_not_started_again_when_its_sink_complains():
+    """Catches a program that runs on after the handler of SIGTERM has stopped its query."""
+    with pytest.raises(QueryFailedError) as raised:
+        run(StoppedWithinBatch, FixedDelay(3, 1), clock=ManualClock())
+
+    assert raised.value.restart.attempts == 1
+    assert raised.value.fields["obstacle"] == "stopped"
+
+
 class ScaledQuery(RunningQuery):
     """A query whose number of state partitions its scaling changes after its first batch.
 
@@ -589,6 +608,41 @@ def test_query_is_started_again_when_a_change_fails(
     assert [failure.obstacle for failure in past.failures] == [None] * num_failures
     assert io.has_failed == (of_change is not None)
     assert Checkpoint(made.path).info.num_partitions == 2
+
+
+class NoCommits(FaultFileIO):
+    """A storage on which the commit log cannot be written for so many times."""
+
+    num_left = 2
+
+    def write(self, path: str, data: bytes, *, sync: bool, overwrite: bool) -> None:
+        if "/commits/" in path and self.num_left:
+            self.num_left -= 1
+            raise StorageError("the disk is full", kind="storage-full", to_fix="make room")
+        super().write(path, data, sync=sync, overwrite=overwrite)
+
+
+def test_change_that_cannot_be_finished_yet_is_finished_later(tmp_path: Path) -> None:
+    """Catches a query that ends for good: Spark refuses it while its change is half done."""
+    made, io = make_query(tmp_path, num_partitions=2), NoCommits(LocalFileIO())
+
+    def ended(error: Exception | None = None) -> ScaledQuery:
+        query = ScaledQuery(error)
+        query.stop()
+        return query
+
+    refusal = RuntimeError("[num-partitions-changed] a rescale is half done")
+    queries = iter([ScaledQuery(), ended(refusal), ended(refusal), ended()])
+    scale: Any = SimpleNamespace(
+        begin=lambda clock: Between(4, 8).begin(clock, lambda _: at(made.path, io=io))
+    )
+
+    past = run(lambda: next(queries), FixedDelay(3, 1), scale=scale, clock=ManualClock())
+
+    assert past.attempts == 4
+    assert [failure.obstacle for failure in past.failures] == [None]
+    assert "the disk is full" in past.failures[0].reason
+    assert Checkpoint(made.path).info.num_partitions == 4
 
 
 class NoSavepoints:

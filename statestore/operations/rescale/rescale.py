@@ -78,16 +78,16 @@ def rescale(
         return of.run(one, progress, count_rows=count_rows)
 
 
-def finish_rescale(checkpoint: OpenCheckpoint) -> Rescale | None:
-    """Finish a rescale that was planned and not committed; None where there is none.
+def begun_rescale(checkpoint: OpenCheckpoint) -> int | None:
+    """Return the number of state partitions of a rescale that was planned and not committed.
 
-    Guarantee and errors as `Checkpoint.rescale`.
+    None where there is none.
+
+    Raises:
+        NotFoundError, CorruptionError, StorageError: The logs cannot be read.
     """
-    planned = checkpoint.newest_version
-    found = read_own_batch(checkpoint, planned)
-    if found is None or found.kind != "rescale":
-        return None
-    return rescale(checkpoint, found.num_partitions, reason="finishes one that did not end")
+    found = read_own_batch(checkpoint, checkpoint.newest_version)
+    return found.num_partitions if found is not None and found.kind == "rescale" else None
 
 
 def numbers_by_reference(checkpoint: OpenCheckpoint, numbers: Iterable[int]) -> list[int]:

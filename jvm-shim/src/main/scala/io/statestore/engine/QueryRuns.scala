@@ -73,7 +73,8 @@ object QueryRuns {
    * Whether a run may be one of a query: no where the driver has active queries, and this is not
    * the run of one, or where it has planned no query over this package. The state data source has
    * runs of its own. Within `foreachBatch` nothing else tells it apart, since it reads in the
-   * query's own session.
+   * query's own session. Where no query is active, a task of one may outlive it; a task that reads
+   * in the session that `foreachBatch` has left behind has no query.
    */
   def mayBeOfQuery(run: String): Boolean = known.contains(run) || {
     val found =
@@ -88,7 +89,7 @@ object QueryRuns {
       if (known.size >= MostKnown) known.clear()
       known.add(run)
     }
-    isActive || found.exists(!_.contains(AnyRun))
+    isActive || (StateStoreInternals.isTaskOfQuery && found.exists(!_.contains(AnyRun)))
   }
 
   private def activeAmong(runs: Set[String]): Set[String] = {

@@ -13,7 +13,7 @@ import org.apache.hadoop.conf.Configuration
 import org.apache.hadoop.fs.Path
 
 import org.apache.spark.{QueryContext, SparkConf, SparkContext, SparkEnv, SparkException}
-import org.apache.spark.SparkThrowableHelper
+import org.apache.spark.{SparkThrowableHelper, TaskContext}
 import org.apache.spark.api.python.PythonUtils
 import org.apache.spark.deploy.SparkHadoopUtil
 import org.apache.spark.metrics.source.Source
@@ -182,6 +182,10 @@ object StateStoreInternals {
     id <- Option(session.sparkContext.getLocalProperty(StreamExecution.QUERY_ID_KEY))
     query <- Option(session.sharedState.activeStreamingQueries.get(UUID.fromString(id)))
   } yield (query, session)
+
+  /** Whether the task of this thread, if it is one, was started by a query. */
+  def isTaskOfQuery: Boolean =
+    Option(TaskContext.get()).forall(_.getLocalProperty(StreamExecution.QUERY_ID_KEY) != null)
 
   /** Whether a query is to end when it has read its input, and its operators ask for ever more. */
   def isEndless(query: StreamExecution, session: SparkSession): Boolean =
