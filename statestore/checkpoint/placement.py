@@ -79,19 +79,10 @@ def read_placement(io: FileIO, root: str) -> Placement | None:
         return None
     try:
         fields = parse_fields(data)
-        format_version = fields.integer("format_version", 1)
+        fields.require_format(FORMAT_VERSION, path)
         placement = Placement(fields.text("storage"), fields.text("id"))
     except MalformedError as error:
         raise _damaged(path, data) from error
-    if format_version > FORMAT_VERSION:
-        raise IncompatibleError(
-            "the checkpoint's placement was written in a newer format",
-            kind="newer-format",
-            file=path,
-            found=format_version,
-            known=FORMAT_VERSION,
-            to_fix="use the version of statestore that wrote it, or a later one",
-        )
     if not placement.storage or not is_checkpoint_id(placement.id):
         raise _damaged(path, data)
     return placement
@@ -109,6 +100,7 @@ def read_owner(io: FileIO, state_root: str) -> str | None:
 
     Raises:
         CorruptionError: The file that tells it is damaged.
+        IncompatibleError: It is of a newer format.
         StorageError: The storage failed.
     """
     path = f"{state_root}/{OWNER_NAME}"
@@ -117,7 +109,10 @@ def read_owner(io: FileIO, state_root: str) -> str | None:
     except NotFoundError:
         return None
     try:
-        return parse_fields(data).text("checkpoint")
+        fields = parse_fields(data)
+        if fields.has("format_version"):  # a file typed by people may leave it out
+            fields.require_format(FORMAT_VERSION, path)
+        return fields.text("checkpoint")
     except MalformedError as error:
         raise CorruptionError(
             "the file that names the checkpoint of a state is damaged",

@@ -29,7 +29,7 @@ from statestore.checkpoint.layout import (
     parse_state_file_name,
 )
 from statestore.checkpoint.trailers import read_trailer
-from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
+from statestore.core.errors import CorruptionError, NotFoundError
 from statestore.core.json_fields import MalformedError, parse_fields, to_integer
 from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
 from statestore.io.file_io import delete_batches
@@ -316,7 +316,7 @@ def _read(location: StoreLocation, ref: RescaleRefName) -> _Ref:
     try:
         data, _ = location.io.read_tail(path, 1 << 20)
         fields = parse_fields(data)
-        version = fields.integer("format_version", 1)
+        fields.require_format(FORMAT_VERSION, path)
         sources = tuple(
             to_integer(source, 0, MAX_PARALLELISM_LIMIT - 1) for source in fields.items("sources")
         )
@@ -331,13 +331,4 @@ def _read(location: StoreLocation, ref: RescaleRefName) -> _Ref:
             to_fix="restore the file from a copy: the same one is in the directory of every "
             "state partition it names",
         ) from error
-    if version > FORMAT_VERSION:
-        raise IncompatibleError(
-            "a rescale's reference file is of a newer format version",
-            kind="newer-format",
-            file=path,
-            format_version=version,
-            newest_known=FORMAT_VERSION,
-            to_fix="use the statestore release that wrote it, or a later one",
-        )
     return _Ref(sources, lowest)

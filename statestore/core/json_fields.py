@@ -11,6 +11,8 @@ import json
 import re
 from typing import Any
 
+from statestore.core.errors import IncompatibleError
+
 MAX_INTEGER = (1 << 63) - 1
 _SHOWN = 60
 
@@ -60,6 +62,29 @@ class Fields:
         if not isinstance(found, bool):
             raise _malformed(name, "true or false", found)
         return found
+
+    def require_format(self, newest: int, file: str) -> None:
+        """Check that a file of the package's own is of a format that this release knows.
+
+        To be asked for first: a newer format may lack the other fields.
+
+        Args:
+            newest: Newest format version that is known.
+            file: Path or URI of the file, for the error.
+
+        Raises:
+            IncompatibleError: It is of a newer one (kind newer-format).
+        """
+        found = self.integer("format_version", 1)
+        if found > newest:
+            raise IncompatibleError(
+                "a file is of a newer format version",
+                kind="newer-format",
+                file=file,
+                format_version=found,
+                newest_known=newest,
+                to_fix="use the statestore release that wrote it, or a later one",
+            )
 
     def items(self, name: str) -> list[Any]:
         """Return an array."""

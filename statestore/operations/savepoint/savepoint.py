@@ -18,7 +18,6 @@ from statestore.codec.joined_trailers import add_counts
 from statestore.core.errors import (
     CorruptionError,
     FencedError,
-    IncompatibleError,
     InvalidArgumentError,
     NotFoundError,
 )
@@ -271,16 +270,7 @@ def _no_savepoint(uri: str, *, is_checkpoint: bool) -> NotFoundError:
 def _parse(fields: dict[str, Any], uri: str) -> SavepointInfo:
     try:
         found = Fields(fields).object(_FIELD)
-        format_version = found.integer("format_version", 1)
-        if format_version > FORMAT_VERSION:
-            raise IncompatibleError(
-                "the savepoint was taken in a newer format",
-                kind="newer-format",
-                directory=uri,
-                found=format_version,
-                known=FORMAT_VERSION,
-                to_fix="use the version of statestore that took it, or a later one",
-            )
+        found.require_format(FORMAT_VERSION, f"{uri}/metadata")
         return SavepointInfo(
             form=cast("SavepointForm", found.text("form", _FORM)),
             backend=found.text("backend", _BACKEND),

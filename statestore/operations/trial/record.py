@@ -148,6 +148,7 @@ def read_record(io: TreeFileIO, directory: str) -> Record | None:
 
     Raises:
         CorruptionError: It is damaged.
+        IncompatibleError: It is of a newer format.
         StorageError: The storage failed.
     """
     path = f"{directory}/{RECORD_NAME}"
@@ -157,7 +158,7 @@ def read_record(io: TreeFileIO, directory: str) -> Record | None:
         return None
     try:
         found = parse_fields(text)
-        found.integer("format_version", FORMAT_VERSION, FORMAT_VERSION)
+        found.require_format(FORMAT_VERSION, path)
         compared = tuple(_compared(one) for one in found.items("compared"))
         return Record(
             found.text("checkpoint"),
