@@ -13,7 +13,7 @@ from statestore.io.shim_jar import find_jar
 from tools.scala import SPARK_JARS, compile_scala
 
 CHECK = "io/statestore/provider/FullDiskCheck"
-ROWS = "io/statestore/view/LongRows"
+PARTS = ("io/statestore/provider/LongCommits", "io/statestore/view/LongRows")
 SOURCES = Path(__file__).resolve().parents[2] / "jvm-shim/src/test/scala"
 MAX_FILE_BYTES = 1 << 14
 
@@ -26,7 +26,7 @@ def test_commit_or_engine_without_space_for_its_files_says_so_by_path(tmp_path: 
     classes.mkdir()
     local.mkdir()
     jar = find_jar()
-    sources = [SOURCES / f"{name}.scala" for name in (CHECK, ROWS)]
+    sources = [SOURCES / f"{name}.scala" for name in (CHECK, *PARTS)]
     compile_scala(sources, classes, class_path=(str(jar),), flags=())
     command = ["java", "-Xmx512m", "-XX:-UsePerfData", f"-Djava.io.tmpdir={local}"]
     command += [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in ("java.nio", "java.lang")]

@@ -1,11 +1,8 @@
 package io.statestore.provider
 
 import io.statestore.{Json, ShimOptions}
-import io.statestore.keygroup.KeyGroups
 import io.statestore.rocksdb.SstSettings
-import io.statestore.view._
-import org.apache.hadoop.conf.Configuration
-import org.apache.spark.sql.execution.streaming.state.{StateStoreConf, StateStoreId}
+import org.apache.spark.sql.execution.streaming.state.StateStoreId
 
 /**
  * Commits rows that the local disk has no space for, with each writer: few rows, which reach the
@@ -14,7 +11,7 @@ import org.apache.spark.sql.execution.streaming.state.{StateStoreConf, StateStor
  * did, and which files are left.
  */
 object FullDiskCheck {
-  import LongRows._
+  import LongCommits._
 
   private val fewAndMany = Seq(5000, 100000)
 
@@ -23,21 +20,13 @@ object FullDiskCheck {
     val options = ShimOptions.parse(
       Map(s"${prefix}rocksdb.compression" -> "none", s"${prefix}file.compression" -> "none"))
     val contexts = Seq("filesystem", "rocksdb").map { backend =>
-      new StoreContext(
-        backend,
-        StateStoreId("file:/checkpoint", 0L, 0),
-        family,
-        useColumnFamilies = false,
-        schemas = None,
-        StateStoreConf.empty,
-        new Configuration(false),
-        options)
+      contextOf(backend, StateStoreId("file:/checkpoint", 0L, 0), options)
     }
     SstSettings.of(options.rocksdbCompression, options.rocksdbBlockSizeKB) // unpacks the library
     println("ready")
     System.in.read()
     for (context <- contexts; rows <- fewAndMany) {
-      println(s"${context.backend} $rows ${failureOf(commit(context, rows).run())}")
+      println(s"${context.backend} $rows ${failureOf(commitOf(context, rows)().run())}")
     }
     val status = Json.obj().put("op", "status")
     val start = failureOf(contexts.head.engines.call("store", status))
@@ -51,22 +40,4 @@ object FullDiskCheck {
       act
       null
     } catch { case e: Exception => e }
-
-  private def commit(context: StoreContext, rows: Int): StoreCommit = {
-    val view = emptyView()
-    val overlay = new Overlay(
-      new KeyGroups(maxParallelism),
-      Long.MaxValue,
-      () => context.engines.scratchFile("run"),
-      context.keepsRowsByKey)
-    val state = stateOf(view.family(family.name), overlay)
-    (1 to rows).foreach(number => state.put(row(number), row(-number)))
-    new StoreCommit(
-      context,
-      view,
-      overlay,
-      Seq(family),
-      new HandleCounters,
-      forceSnapshot = false)
-  }
 }

@@ -6,11 +6,8 @@ import java.nio.file.Files
 import scala.util.Using
 
 import io.statestore.ShimOptions
-import io.statestore.keygroup.KeyGroups
 import io.statestore.rocksdb.SstSettings
-import io.statestore.view._
-import org.apache.hadoop.conf.Configuration
-import org.apache.spark.sql.execution.streaming.state.{StateStoreConf, StateStoreId}
+import org.apache.spark.sql.execution.streaming.state.StateStoreId
 
 /**
  * Commits a small store on a local disk that is full, most of it with the copy of a large one that
@@ -18,8 +15,6 @@ import org.apache.spark.sql.execution.streaming.state.{StateStoreConf, StateStor
  * the version.
  */
 object RoomCheck {
-  import LongRows._
-
   private val FreeBytes = 2L << 20
 
   def main(args: Array[String]): Unit = {
@@ -30,14 +25,9 @@ object RoomCheck {
     SstSettings.of(options.rocksdbCompression, options.rocksdbBlockSizeKB) // unpacks the library
     System.setProperty("java.io.tmpdir", disk.getPath)
     val Seq(large, small) = Seq(0L, 1L).map { operator =>
-      new StoreContext(
+      LongCommits.contextOf(
         "rocksdb",
         StateStoreId(s"file:${args(0)}/state", operator, 0),
-        family,
-        useColumnFamilies = false,
-        schemas = None,
-        StateStoreConf.empty,
-        new Configuration(false),
         options)
     }
     commit(large, 400000)
@@ -54,22 +44,7 @@ object RoomCheck {
   }
 
   private def commit(context: StoreContext, rows: Int): Committed = {
-    val view = emptyView()
-    val overlay = new Overlay(
-      new KeyGroups(maxParallelism),
-      Long.MaxValue,
-      () => context.engines.scratchFile("run"),
-      context.keepsRowsByKey)
-    val state = stateOf(view.family(family.name), overlay)
-    (1 to rows).foreach(number => state.put(row(number), row(-number)))
-    StoreCommit.inRoom(context) {
-      new StoreCommit(
-        context,
-        view,
-        overlay,
-        Seq(family),
-        new HandleCounters,
-        forceSnapshot = false)
-    }
+    val begin = LongCommits.commitOf(context, rows)
+    StoreCommit.inRoom(context)(begin())
   }
 }
