@@ -395,9 +395,7 @@ class Directory(Reached):
                 join_format=join_format,
                 makes=True,
             )
-            return copy.make(
-                lambda _: self._savepoint(destination), dry_run=dry_run, progress=progress
-            )
+            return copy.make(self._savepoint(destination), dry_run=dry_run, progress=progress)
 
     def restore(
         self,
@@ -472,7 +470,7 @@ class Directory(Reached):
                 operators=operators,
                 claims=claim,
                 keeps_query_id=not new_query_id,
-            ).make(lambda _: Checkpoint._at(to), dry_run=dry_run, progress=progress)
+            ).make(Checkpoint._at(to), dry_run=dry_run, progress=progress)
 
     def _savepoint(self, directory: DirectoryLike) -> Savepoint:
         return Savepoint._at(self._reach.beside(directory))
@@ -912,7 +910,7 @@ class Checkpoint(Directory):
             return take_savepoint(
                 place,
                 to.place,
-                lambda _: self._savepoint(destination),
+                self._savepoint(destination),
                 version=version,
                 form=form,
                 dry_run=dry_run,
@@ -985,9 +983,8 @@ class Checkpoint(Directory):
         """
         reach, to = self._reach.with_new_checkpoint(new)
         with reach.checkpoint() as checkpoint:
-            return decide_branch(checkpoint, to.place, version).make(
-                lambda _: Checkpoint._at(to), dry_run=dry_run, progress=progress
-            )
+            branch = decide_branch(checkpoint, to.place, version)
+            return branch.make(Checkpoint._at(to), dry_run=dry_run, progress=progress)
 
     def convert(
         self,

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from statestore.operations.copy_result import CopyResult
     from statestore.operations.copying import Copy
     from statestore.operations.result import Progress
-    from statestore.operations.savepoint.savepoint import SavepointInfo
 
 
 def write_savepoint(
@@ -70,9 +69,7 @@ def write_savepoint(
         watermark_ms=watermark_ms,
     ) as decided:
         of = _directory(like, destination)
-        return decided.make(
-            lambda _: of._savepoint(destination), dry_run=dry_run, progress=progress
-        )
+        return decided.make(of._savepoint(destination), dry_run=dry_run, progress=progress)
 
 
 def _directory(
@@ -102,7 +99,7 @@ def _deciding_rows(
     change_schema: bool,
     offsets: Sequence[str] | None,
     watermark_ms: int,
-) -> Iterator[Copy[SavepointInfo]]:
+) -> Iterator[Copy]:
     of = _directory(like, destination)
     reach, to = of._reach.with_new(destination)
     if not isinstance(like, CapturedQuery):

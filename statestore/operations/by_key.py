@@ -8,12 +8,10 @@ from statestore.checkpoint.query_log import (
     NUM_PARTITIONS_KEY,
     STRICT_DISTRIBUTION_KEY,
     is_on,
-    read_bytes,
 )
 from statestore.codec.column_family import DEFAULT_FAMILY
 from statestore.codec.partition_key import grouped_otherwise
 from statestore.core.errors import IncompatibleError
-from statestore.spark_files.schemas import read_schemas
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -94,11 +92,7 @@ def keyed_otherwise(
     if not of_operator.has_families:
         return None
     (named,) = (one for one in of_operator.stores if one.name == store)
-    path = f"{checkpoint.state_directory}/{operator}/{named.schema_paths[-1]}"
-    of_input = [
-        family
-        for family in read_schemas(read_bytes(checkpoint.io, path), path)
-        if family.name == DEFAULT_FAMILY
-    ]
+    described = checkpoint.schemas(operator, named.schema_paths[-1])
+    of_input = [family for family in described if family.name == DEFAULT_FAMILY]
     of_state = [family for family in families if family.name != DEFAULT_FAMILY]
     return grouped_otherwise(store, of_input + of_state)

@@ -21,7 +21,7 @@ from statestore.checkpoint.operator_metadata import (
     read_operator_files,
 )
 from statestore.checkpoint.placement import read_placement
-from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY
+from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, read_bytes
 from statestore.checkpoint.trailers import PublishedFile, read_attempt
 from statestore.codec.partition_key import is_single
 from statestore.codec.references import StoreName
@@ -38,6 +38,7 @@ from statestore.io.local import named_disk_errors, named_errors, temporary_direc
 from statestore.io.storage import absolute_uri
 from statestore.operations.metadata_file import check_finished, check_of_query, try_read_metadata
 from statestore.operations.query_logs import QueryLogs
+from statestore.spark_files.schemas import read_schemas
 from statestore.spark_files.snapshot import SparkFiles
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from statestore.backends.form import Work
     from statestore.checkpoint.operator_metadata import OperatorFiles
     from statestore.checkpoint.query_log import CommitEntry
+    from statestore.codec.column_family import ColumnFamily
     from statestore.core.clock import Clock
     from statestore.core.options import StateStoreOptions
     from statestore.io.file_io import FileIO, TreeFileIO
@@ -315,6 +317,32 @@ class OpenCheckpoint(QueryLogs):
             known=", ".join(f"{info.id} ({info.name})" for info in self.operators),
             to_fix="use one of these",
         )
+
+    def schemas(self, operator: int, file: str) -> tuple[ColumnFamily, ...]:
+        """Return the column families that one of Spark's files of state schemas describes.
+
+        Args:
+            operator: Operator ID.
+            file: Below the operator's directory, as `StoreInfo.schema_paths` has it.
+
+        Raises:
+            NotFoundError: There is none (kind file-not-found).
+            CorruptionError, IncompatibleError: As `read_schemas`.
+            StorageError: It cannot be read.
+        """
+        path = f"{self.state_directory}/{operator}/{file}"
+        try:
+            return read_schemas(read_bytes(self.io, path), path)
+        except NotFoundError as error:
+            raise NotFoundError(
+                "an operator lacks a file of its state schemas",
+                kind="file-not-found",
+                checkpoint=self.uri,
+                file=path,
+                to_fix="put the file back where the checkpoint was copied without it; else run a "
+                "batch of the query, which writes it where "
+                "spark.sql.streaming.stateStore.stateSchemaCheck is not false",
+            ) from error
 
     def require_metadata(self, version: int) -> None:
         """Check that every operator that has state has metadata, without which nobody knows of it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -11,9 +10,7 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.operator_metadata import OperatorInfo
-from statestore.codec.column_family import ColumnFamily
 from statestore.codec.partition_key import is_single
-from statestore.codec.references import StoreName
 from statestore.core.errors import (
     IncompatibleError,
     InvalidArgumentError,
@@ -34,15 +31,11 @@ from statestore.operations.states import find_states
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from statestore.checkpoint.layout import StoreLocation
     from statestore.io.place import Place
     from statestore.operations.checkpoint import OpenCheckpoint
 
 CONVERT = "convert"
 """Name of the operation in `metadata` of the new directory, until it is whole."""
-
-_SCHEMA_START = '{"type":"struct"'
-_MAX_SCHEMA_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +230,8 @@ def _operators(checkpoint: OpenCheckpoint) -> tuple[ConvertedOperator, ...]:
     """Return every operator with state.
 
     Raises:
-        NotFoundError, CorruptionError, StorageError: As `OpenCheckpoint.require_metadata`.
+        NotFoundError, CorruptionError, IncompatibleError, StorageError: As
+            `OpenCheckpoint.require_metadata` and `OpenCheckpoint.schemas`.
         InvalidArgumentError: There is none.
     """
     infos = checkpoint.operators
@@ -255,23 +249,11 @@ def _operator(checkpoint: OpenCheckpoint, info: OperatorInfo) -> ConvertedOperat
     """Return an operator with the state partitions that have state to convert."""
     if info.has_families:  # the schemas were looked for with the metadata
         return ConvertedOperator(info, checkpoint.num_partitions)
-    for store in info.stores:
-        schema = f"{checkpoint.state_directory}/{info.id}/{store.schema_paths[-1]}"
-        directory, _, name = schema.rpartition("/")
-        if all(file.name != name for file in checkpoint.io.list(directory)):
-            raise NotFoundError(
-                "a store has no state schema",
-                kind="file-not-found",
-                file=schema,
-                to_fix="run a batch of the query with spark.sql.streaming.stateStore."
-                "stateSchemaCheck=true, which writes it",
-            )
+    schemas = [checkpoint.schemas(info.id, store.schema_paths[-1]) for store in info.stores]
     ids = checkpoint.commit_entry(checkpoint.newest_version - 1).checkpoint_ids.get(str(info.id))
     if ids is not None:
         return ConvertedOperator(info, len(ids))
-    first = StoreName(info.id, 0, info.stores[0].name)
-    family = ColumnFamily(0, "default", _read_key_schema(checkpoint.home(first)))
-    if is_single(first.name, (family,), _used_partitions(checkpoint, info.id)):
+    if is_single(info.stores[0].name, schemas[0], _used_partitions(checkpoint, info.id)):
         return ConvertedOperator(info, 1)
     return ConvertedOperator(info, checkpoint.num_partitions)
 
@@ -289,17 +271,3 @@ def _used_partitions(checkpoint: OpenCheckpoint, operator: int) -> set[int]:
     with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
         used = pool.map(is_used, partitions)
         return {0, *compress(partitions, used)}
-
-
-def _read_key_schema(home: StoreLocation) -> str | None:
-    """Return the JSON of a store's key schema, which is the first in Spark's file of schemas.
-
-    None where it is not found: Spark cuts one of more than 20,000 characters to pieces.
-    """
-    data, _ = home.io.read_tail(f"{home.directory}/_metadata/schema", _MAX_SCHEMA_BYTES)
-    # Lengths of Java's are in between, so it is no text.
-    text = data.decode("latin-1")
-    with suppress(ValueError):
-        schema, _ = json.JSONDecoder().raw_decode(text, text.index(_SCHEMA_START))
-        return json.dumps(schema)
-    return None

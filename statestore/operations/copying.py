@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from statestore.backends.forms import work_in
 from statestore.checkpoint.history import Event, append
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Outcome = TypeVar("Outcome")
-"""Type of what `Copy.run` returns beside the directory."""
 MadeFiles = Mapping["StoreName", "PublishedFile"]
 """The delta of every store of the new directory."""
 
@@ -58,7 +56,7 @@ _OF_OPERATOR = re.compile(r"state/([0-9]+)/(.*)")
 
 
 @dataclass(frozen=True)
-class Copy(Generic[Outcome]):
+class Copy:
     """A new directory that was decided and is not yet made.
 
     Attributes:
@@ -66,7 +64,7 @@ class Copy(Generic[Outcome]):
         version: The version that it is made of.
         target: The directory, which must not be there.
         passes: How the rows of each store pass, by operator ID and name; the others stay behind.
-        becomes: Returns, of all that was made, the text of `metadata` and what `run` returns.
+        becomes: Returns, of all that was made, the text of `metadata`.
         backend: State backend of its state files.
         num_partitions: Number of its state partitions.
         checkpoint_format: 1 or 2.
@@ -88,7 +86,7 @@ class Copy(Generic[Outcome]):
     version: CommittedVersion
     target: Place
     passes: Mapping[StoreId, Pass]
-    becomes: Callable[[MadeFiles], tuple[str, Outcome]]
+    becomes: Callable[[MadeFiles], str]
     backend: str
     num_partitions: int
     checkpoint_format: int
@@ -128,7 +126,7 @@ class Copy(Generic[Outcome]):
 
     def make(
         self,
-        made: Callable[[Outcome], Made],
+        made: Made,
         *,
         dry_run: bool = False,
         progress: Progress | None = None,
@@ -136,12 +134,15 @@ class Copy(Generic[Outcome]):
         """Make it, unless `dry_run`, and return what was made and how.
 
         Args:
-            made: Returns what stands for the new directory, of what `run` returns.
+            made: Stands for the new directory.
             dry_run: Whether to change nothing.
             progress: As `run`, and errors.
         """
         result: CopyResult[Made] = self.result
-        return result if dry_run else result.done_with(made(self.run(progress or no_progress)))
+        if dry_run:
+            return result
+        self.run(progress or no_progress)
+        return result.done_with(made)
 
     @property
     def result(self) -> CopyResult[Any]:
@@ -175,7 +176,7 @@ class Copy(Generic[Outcome]):
             done=False,
         )
 
-    def run(self, progress: Progress = no_progress) -> Outcome:
+    def run(self, progress: Progress = no_progress) -> None:
         """Make it.
 
         Args:
@@ -226,7 +227,7 @@ class Copy(Generic[Outcome]):
             version = self.version.version
             result = {"state_files": self.state_files}
             begin_history(target, self.operation, self.source.uri, version, result)
-            metadata, told = self.becomes(made)
+            metadata = self.becomes(made)
             files = target.files() if self.claims else set()
             target.finish(metadata)
         if self.claims:
@@ -240,7 +241,6 @@ class Copy(Generic[Outcome]):
                     self.source.uri,
                     error,
                 )
-        return told
 
     def _pinned(self) -> AbstractContextManager[None]:
         if not self.pins:
@@ -394,11 +394,11 @@ def same_shape(
     version: CommittedVersion,
     target: Place,
     passing: Pass,
-    becomes: Callable[[MadeFiles], tuple[str, Outcome]],
+    becomes: Callable[[MadeFiles], str],
     *,
     backend: str | None = None,
     query_id: str = "",
-) -> Copy[Outcome]:
+) -> Copy:
     """Return the copy of a version whose stores all pass in one way, into as many state partitions.
 
     Args:

@@ -8,13 +8,11 @@ from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.layout import store_directory
 from statestore.checkpoint.query_log import (
     ENCODING_KEY,
     STRICT_DISTRIBUTION_KEY,
     is_avro,
     is_on,
-    read_bytes,
 )
 from statestore.codec.column_family import DEFAULT_FAMILY
 from statestore.codec.joined_trailers import join_schemas
@@ -26,7 +24,6 @@ from statestore.core.providers import SPARK_PROVIDERS
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
 from statestore.operations.store_state import States, StoreState
 from statestore.spark_files.rows import RowForm, SparkVersion
-from statestore.spark_files.schemas import read_schemas
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -188,16 +185,14 @@ class _Finder:
     def _families(self) -> tuple[ColumnFamily, ...]:
         """Return the column families as the schema files describe them."""
         checkpoint = self.checkpoint
-        of_operator = f"{checkpoint.state_directory}/{self.operator.id}"
-        first = StoreName(self.operator.id, 0, self.store.name)
-        paths = [f"{store_directory(checkpoint.state_directory, first)}/_metadata/schema"]
-        if self.store.schema_files:
-            files = [name for name in self.store.schema_files if self._is_of_before(name)]
-            paths = [f"{of_operator}/{name}" for name in files or self.store.schema_files[:1]]
-        found = self._read(paths[-1])
+        known = self.store.schema_paths
+        files = [name for name in known if self._is_of_before(name)] or known[:1]
+        found = checkpoint.schemas(self.operator.id, files[-1])
         if self.operator.has_families:
-            before = paths[:-1] if is_avro(self.conf) else []
-            described = [family for path in before for family in self._read(path)]
+            before = files[:-1] if is_avro(self.conf) else []
+            described = [
+                family for file in before for family in checkpoint.schemas(self.operator.id, file)
+            ]
             return tuple(self._with_values(one, described, self.operator.lists) for one in found)
         found = tuple(replace(family, value_schemas={}) for family in found)
         is_rocksdb = checkpoint.provider == SPARK_PROVIDERS["spark-rocksdb"]
@@ -233,16 +228,16 @@ class _Finder:
         """
         if not names:
             return ()
-        of_operator = f"{self.checkpoint.state_directory}/{self.operator.id}"
-        directory = f"{of_operator}/_stateSchema/{self.store.name}"
+        checkpoint, operator = self.checkpoint, self.operator.id
+        directory = f"_stateSchema/{self.store.name}"
         files = [
             (int(match[1]), f"{directory}/{match[0]}")
-            for info in self.checkpoint.io.list(directory)
+            for info in checkpoint.io.list(f"{checkpoint.state_directory}/{operator}/{directory}")
             if (match := _BATCH.fullmatch(info.name)) and self._is_of_before(info.name)
         ]
         known: dict[str, list[tuple[int, ColumnFamily]]] = {}
-        for batch, path in sorted(files):
-            for family in self._read(path):
+        for batch, file in sorted(files):
+            for family in checkpoint.schemas(operator, file):
                 known.setdefault(family.name, []).append((batch, family))
         # Beside a list are its lengths, or with a TTL their counts; metadata need not say so.
         lists = {name for name in names if names & {f"{_LENGTHS}_{name}", f"{_COUNTS}_{name}"}}
@@ -265,19 +260,6 @@ class _Finder:
         """Tell whether a file may have schemas of the version; its name has a batch."""
         batch = _BATCH.fullmatch(name.rpartition("/")[2])
         return batch is None or int(batch[1]) < self.version
-
-    def _read(self, path: str) -> tuple[ColumnFamily, ...]:
-        try:
-            return read_schemas(read_bytes(self.checkpoint.io, path), path)
-        except NotFoundError as error:
-            raise NotFoundError(
-                "an operator lacks a file of its state schemas",
-                kind="file-not-found",
-                checkpoint=self.checkpoint.uri,
-                file=path,
-                to_fix="put the file back where the checkpoint was copied without it; else run a "
-                "batch of the query, which writes it",
-            ) from error
 
     def _with_ids(
         self, families: tuple[ColumnFamily, ...], snapshot: Snapshot | None, chain: Chain

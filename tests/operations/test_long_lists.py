@@ -258,7 +258,7 @@ def test_lists_that_spark_wrote_as_avro_are_whole(
         place_of(write_checkpoint(tmp_path / "query", [{}], num_partitions=1))
     ) as like:
         passing = FromSpark((state,), num_partitions=1, max_parallelism=8)
-        same_shape("restore", find_version(like), place, passing, lambda _: (metadata, None)).run()
+        same_shape("restore", find_version(like), place, passing, lambda _: metadata).run()
 
     found: dict[int, list[int]] = {}
     for row in Checkpoint(place.uri).rows("seen").read(flatten=True).to_pylist():

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from statestore.operations.checkpoint import OpenCheckpoint
 
 
-def decide_branch(
-    checkpoint: OpenCheckpoint, target: Place, version: int | None = None
-) -> Copy[None]:
+def decide_branch(checkpoint: OpenCheckpoint, target: Place, version: int | None = None) -> Copy:
     """Decide how a checkpoint is branched; nothing is written.
 
     Arguments and errors as `Checkpoint.branch`.
@@ -41,6 +39,4 @@ def decide_branch(
     found = replace(found, offsets=ended)
     origin = BranchOrigin(checkpoint.uri, found.query_id or "", found.version)
     metadata = query_metadata(new_query_id(target.ids), origin)
-    return same_shape(
-        "branch", found, target, Linked.between(found, target), lambda _: (metadata, None)
-    )
+    return same_shape("branch", found, target, Linked.between(found, target), lambda _: metadata)

@@ -54,7 +54,7 @@ def decide_restore(
     operators: OperatorMap,
     claims: bool,
     keeps_query_id: bool,
-) -> Copy[None]:
+) -> Copy:
     """Decide how a savepoint or a checkpoint becomes a new checkpoint; nothing is written.
 
     Args:
@@ -122,12 +122,12 @@ def decide_restore(
     query_id = (found_id or "") if keeps_query_id else ""
     metadata = query_metadata(query_id or new_query_id(target.ids))
 
-    def becomes(_: MadeFiles) -> tuple[str, None]:
+    def becomes(_: MadeFiles) -> str:
         # Of a query over Spark's providers no lease tells that it began meanwhile.
         require_same()
         if savepoint is None:
             require_not_in_use(source)
-        return metadata, None
+        return metadata
 
     return Copy(
         operation="restore",

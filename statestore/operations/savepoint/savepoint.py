@@ -9,7 +9,7 @@ one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
@@ -125,7 +125,7 @@ def decide_savepoint(
     *,
     version: int | None = None,
     form: SavepointForm = "canonical",
-) -> Copy[SavepointInfo]:
+) -> Copy:
     """Decide how a committed version becomes a savepoint; nothing is written.
 
     Args:
@@ -150,7 +150,7 @@ def decide_savepoint(
 def take_savepoint(
     place: Place,
     destination: Place,
-    made: Callable[[SavepointInfo], Made],
+    made: Made,
     *,
     version: int | None = None,
     form: SavepointForm = "canonical",
@@ -175,7 +175,7 @@ def take_savepoint(
 
 def savepoint_of(
     operation: str, version: CommittedVersion, destination: Place, form: SavepointForm
-) -> Copy[SavepointInfo]:
+) -> Copy:
     """Return the copy of a version that becomes a savepoint.
 
     Its query and state backend are those of the version; of a savepoint, those that it was taken
@@ -196,7 +196,7 @@ def savepoint_of(
     if taken is not None:
         kept_by, query_id = taken.backend, taken.query_id
 
-    def becomes(made: MadeFiles) -> tuple[str, SavepointInfo]:
+    def becomes(made: MadeFiles) -> str:
         sizes = [file.ref.size for file in made.values()]
         savepoint = SavepointInfo(
             form=form,
@@ -211,8 +211,7 @@ def savepoint_of(
             state_bytes=version.state_bytes() if form == "native" else sum(sizes),
             operators=tuple(operator.name for operator in version.checkpoint.operators),
         )
-        fields = {"format_version": FORMAT_VERSION, **asdict(savepoint)}
-        return metadata_fields(**{_FIELD: fields}), savepoint
+        return metadata_fields(**{_FIELD: {"format_version": FORMAT_VERSION, **asdict(savepoint)}})
 
     return same_shape(
         operation,

@@ -232,7 +232,7 @@ def _keep(
     take_savepoint(
         place,
         savepoint,
-        lambda _: None,
+        savepoint,
         version=record.version,
         form="native",
         # The query is stopped; and pins of a call that was killed would keep the next one away.
@@ -278,7 +278,7 @@ def _fill(
         metadata = query_metadata(record.query_id or new_query_id(place.ids))
         there, path = place.open(stack.enter_context(temporary_directory()))
 
-        def becomes(_: MadeFiles) -> tuple[str, None]:
+        def becomes(_: MadeFiles) -> str:
             newest = QueryLog(there, path, "offsets").newest()
             if newest != version.batch:
                 raise InUseError(
@@ -287,7 +287,7 @@ def _fill(
                     batch=newest,
                     to_fix="stop the query, and repeat the call",
                 )
-            return metadata, None
+            return metadata
 
         passing = Linked.between(version, place)
         copy = same_shape(operation, version, place, passing, becomes, query_id=record.query_id)

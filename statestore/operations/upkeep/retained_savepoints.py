@@ -34,7 +34,6 @@ from statestore.operations.new_directory import check_beside, delete_directory
 from statestore.operations.result import Change, Result
 from statestore.operations.savepoint.find import FoundSavepoint
 from statestore.operations.savepoint.savepoint import (
-    SavepointInfo,
     check_form,
     read_savepoint,
     take_savepoint,
@@ -223,9 +222,8 @@ class _Attempt:
         with open_checkpoint(self._place) as checkpoint:
             taken, state_bytes, version = None, 0, there[-1].savepoint.version if there else 0
             if self._is_new(checkpoint, there):
-                would = take_savepoint(
-                    self._place, self._target(), _itself, form=self._retention.form, dry_run=True
-                )
+                target, form = self._target(), self._retention.form
+                would = take_savepoint(self._place, target, target, form=form, dry_run=True)
                 taken, state_bytes, version = would.target, would.size_bytes, would.version
             doomed = self._doomed([*there, *([None] if taken else [])])
             left_over = self._left_over(checkpoint, there)
@@ -278,7 +276,7 @@ class _Attempt:
         target = self._target()
         form = self._retention.form
         try:
-            take_savepoint(self._place, target, _itself, form=form, progress=progress)
+            take_savepoint(self._place, target, target, form=form, progress=progress)
         except Exception:
             # The disk that it filled may be the one that the query writes to.
             with suppress(StateStoreError):
@@ -455,7 +453,3 @@ class _Attempt:
 def _name_at(time_ms: float) -> str:
     """Return how the names of savepoints of a time begin; later ones sort behind it."""
     return f"savepoint-{datetime.fromtimestamp(time_ms // 1000, UTC):%Y%m%dT%H%M%SZ}"
-
-
-def _itself(info: SavepointInfo) -> SavepointInfo:
-    return info

@@ -24,7 +24,6 @@ import pyarrow as pa
 from statestore.checkpoint.key_group_rows import NUM_CLASSES, count_classes, folded
 from statestore.checkpoint.layout import store_of_path
 from statestore.checkpoint.lineage import check_ref
-from statestore.checkpoint.query_log import read_bytes
 from statestore.checkpoint.trailers import read_trailer
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.rows import from_numpy, rows_by_family, to_numpy
@@ -58,7 +57,6 @@ from statestore.operations.upkeep.what_expired import (
     is_expiry,
     is_let_go,
 )
-from statestore.spark_files.schemas import read_schemas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -226,7 +224,7 @@ class _Verifier:
             for file in sorted(files):
                 path = f"{checkpoint.state_directory}/{operator.id}/{file}"
                 try:
-                    for family in read_schemas(read_bytes(checkpoint.io, path), path):
+                    for family in checkpoint.schemas(operator.id, file):
                         _check_schema(family, path)
                 except NotFoundError:
                     continue

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.commit import NewVersion
-from statestore.checkpoint.query_log import NO_OFFSET, CommitEntry, is_avro, read_bytes
+from statestore.checkpoint.query_log import NO_OFFSET, CommitEntry, is_avro
 from statestore.codec.column_family import DEFAULT_FAMILY, NO_DEFAULT, ColumnFamily
 from statestore.codec.partition_key import partition_key_columns
 from statestore.codec.trailer import RowCounts
@@ -22,7 +22,6 @@ from statestore.operations.batches import (
 from statestore.operations.by_key import keyed_otherwise
 from statestore.operations.committed_version import CommittedVersion, spark_files_of
 from statestore.operations.writing.shape import StoreShape, key_form_of
-from statestore.spark_files.schemas import read_schemas
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -172,8 +171,7 @@ def _families(
     checkpoint: OpenCheckpoint, operator: OperatorInfo, store: StoreInfo
 ) -> tuple[ColumnFamily, ...]:
     """Return the column families that the first batch would make, by Spark's file of schemas."""
-    path = f"{checkpoint.state_directory}/{operator.id}/{store.schema_paths[-1]}"
-    found = read_schemas(read_bytes(checkpoint.io, path), path)
+    found = checkpoint.schemas(operator.id, store.schema_paths[-1])
     if not operator.has_families:
         prefix = store.num_prefix_columns or None
         encoder = "no-prefix" if prefix is None else "prefix"

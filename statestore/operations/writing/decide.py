@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from statestore.operations.committed_version import CommittedVersion
     from statestore.operations.copying import Copy
     from statestore.operations.passes import Pass, StoreId
-    from statestore.operations.savepoint.savepoint import SavepointInfo
     from statestore.operations.writing.captured import CapturedBatch
     from statestore.operations.writing.shape import StoreShape
 
@@ -72,7 +71,7 @@ def decide_rows(
     change_schema: bool = False,
     join_format: int | None = None,
     makes: bool,
-) -> Copy[SavepointInfo]:
+) -> Copy:
     """Decide a savepoint of a checkpoint's version, with other rows.
 
     Args:
@@ -103,7 +102,7 @@ def decide_rows(
 
 def decide_bootstrap(
     checkpoint: OpenCheckpoint, batch: CapturedBatch, destination: Place, rows: ByAddress
-) -> Copy[SavepointInfo]:
+) -> Copy:
     """Decide the savepoint of a query that was captured and has never run.
 
     Args:
@@ -128,7 +127,7 @@ def _of_rows(
     *,
     change_schema: bool,
     makes: bool,
-) -> Copy[SavepointInfo]:
+) -> Copy:
     all_rows: list[FamilyRows] = []
     for address, given in by_address(rows).items():
         if makes and isinstance(given, Edited):
@@ -363,7 +362,7 @@ def _decided(
     shapes: tuple[StoreShape, ...],
     rows: list[FamilyRows],
     destination: Place,
-) -> Copy[SavepointInfo]:
+) -> Copy:
     """Return the savepoint of a version with other rows; of what is not named with those it has.
 
     Raises:

@@ -12,7 +12,7 @@ import json
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,7 @@ from statestore.checkpoint.operator_metadata import (
     metadata_with_families_path,
     write_operator,
 )
-from statestore.checkpoint.query_log import JOIN_FORMAT_KEY, compact, read_bytes
+from statestore.checkpoint.query_log import JOIN_FORMAT_KEY, compact
 from statestore.codec.byte_ranges import ByteRanges, child
 from statestore.codec.column_family import NO_DEFAULT, ColumnFamily
 from statestore.codec.key_bytes import decode_keys, key_type, value_type
@@ -47,7 +47,7 @@ from statestore.operations.operator_map import JOIN_STORES, OLDEST_JOIN_FORMAT
 from statestore.operations.passes import Pass
 from statestore.operations.states import read_rows
 from statestore.operations.writing.join_times import FoundTimes, choose_times, drawn_times
-from statestore.spark_files.schemas import read_schemas, write_families
+from statestore.spark_files.schemas import write_families
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -72,12 +72,8 @@ _EVENT_TIME = {"name": "__event_time", "type": "long", "nullable": True, "metada
 _COUNT = SparkType("struct", (("value", SparkType("long")),))
 _NO_CONTENT = {"name": "__dummy__", "type": "void", "nullable": True, "metadata": {}}
 
-Outcome = TypeVar("Outcome")
 
-
-def with_join_format(
-    copy: Copy[Outcome], shapes: Sequence[StoreShape], join_format: int
-) -> Copy[Outcome]:
+def with_join_format(copy: Copy, shapes: Sequence[StoreShape], join_format: int) -> Copy:
     """Return a copy in which every join has another state format.
 
     Reads all rows of joins, to find their times.
@@ -133,7 +129,7 @@ def with_join_format(
     return replace(copy, passes=passes, files=files, remade=remade, conf=_CONF)
 
 
-def _files(copy: Copy[Any], indexed: Indexed) -> dict[str, bytes]:
+def _files(copy: Copy, indexed: Indexed) -> dict[str, bytes]:
     """Return Spark's files of a join in format 4: its metadata and its state schemas."""
     batch = copy.version.batch
     schemas = f"_stateSchema/{DEFAULT_STORE_NAME}/{batch}_{new_query_id(copy.target.ids)}"
@@ -216,13 +212,11 @@ class Stored:
     def schemas(self, source: OpenCheckpoint) -> ColumnFamily:
         """Return their schemas as Spark's driver wrote them: in a task fewer columns may be null.
 
-        Raises:
-            NotFoundError, CorruptionError, StorageError: They cannot be read.
+        Errors as `OpenCheckpoint.schemas`.
         """
         operator = source.operator(self.shape.operator)
         (info,) = (store for store in operator.stores if store.name == self.shape.name)
-        path = f"{source.state_directory}/{operator.id}/{info.schema_paths[-1]}"
-        known = read_schemas(read_bytes(source.io, path), path)
+        known = source.schemas(operator.id, info.schema_paths[-1])
         (found,) = (family for family in known if family.name == self.family.name)
         return found
 
