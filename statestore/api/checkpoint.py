@@ -239,10 +239,10 @@ class Directory(Reached):
     def history(self, *, limit: int | None = None) -> Listing[HistoryEntry]:
         """List the operations that changed the checkpoint where it is, and the copy that made it.
 
-        The newest is first. Each notes that it begins before it changes anything, and that it is
-        done after everything: who, where, when, from and to which version, what was asked for and
-        what was done. The certificate of `forget` is in its result, without its lists of files. No
-        key or value of a row is.
+        The newest is first. Each but a promote and a copy notes that it begins before it changes
+        anything, and all note that they are done after everything: who, where, when, from and to
+        which version, what was asked for and what was done. The certificate of `forget` is in its
+        result, without its lists of files. No key or value of a row is.
         Batches of the query are no operations.
 
         Args:
@@ -481,9 +481,10 @@ class Checkpoint(Directory):
 
     What changes or makes something returns what it did; with `dry_run=True` it changes nothing, and
     returns what it would do: it reads what is given to it all the same, and is refused as the
-    operation itself would be. Both are one class, whose text the command line prints; `made` is the
-    savepoint or checkpoint that was made. `progress` is called with what is done and the total.
-    The query must not run, except for what only reads, `search_keys`, `savepoint`,
+    operation itself would be, but for what only a lease tells: that somebody writes the checkpoint,
+    or that its state is another one's. Both are one class, whose text the command line prints;
+    `made` is the savepoint or checkpoint that was made. `progress` is called with what is done and
+    the total. The query must not run, except for what only reads, `search_keys`, `savepoint`,
     `retain_savepoint`, `branch`, `Checkpoint.transform` and the dry runs of `rescale`, `repair`,
     `expire` and `compact`. A checkpoint of Spark's own providers is read and restored; everything
     else refuses it by name (IncompatibleError, kind other-provider).
@@ -810,7 +811,8 @@ class Checkpoint(Directory):
             all_rows: Whether every row of the operator may go.
             certificate: Local file for the certificate. It is written first, and says `begun`; at
                 the end a whole one takes its place. With `keys`, the same call completes one that
-                was begun; with `where` name the keys then.
+                was begun, as long as the query's log has the batch; with `where` name the keys
+                then.
             dry_run: Whether to return what it would do, and change nothing. It reads every state
                 file, and a stream of keys.
             progress: Called with the state files read and their number; then with the state

@@ -238,9 +238,10 @@ def history(checkpoint: str, limit: int, storage_options: dict[str, str], output
 
     The newest is first. For each operation: when it began, its user and machine, the newest version
     before it, and the version that it made or went back to. An operation that has begun and is not
-    done is running, failed or was killed; the same command finishes it. The JSON has the
-    certificate of a forget, without its lists of files. It has no keys and no values of rows. A
-    damaged line is shown as it is.
+    done is running, failed or was killed; the same command finishes it, but for an edit or a forget
+    that was killed after its commit: that has nothing left to do. The JSON has the certificate of a
+    forget, without its lists of files. It has no keys and no values of rows. A damaged line is
+    shown as it is.
 
     \b
     Examples:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+import traceback
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -217,11 +218,14 @@ def _repeat(every: Every, it: Checkpoint, take: Callable[[], None]) -> None:
                     continue
                 _take_whole(take)
                 wait_ms = every.due_in_ms(it) or every.interval_ms
-            except (StateStoreError, OSError) as error:
+            except click.Abort:
+                raise
+            except Exception as error:  # as no thread to be had: the next attempt may have it
                 if isinstance(error, OSError) and error.errno == errno.EPIPE:
                     raise
+                is_known = isinstance(error, StateStoreError | OSError)
                 with suppress(OSError):  # the disk of a log may be full, and have space again
-                    click.echo(error, err=True)
+                    click.echo(error if is_known else traceback.format_exc(), err=True)
                 wait_ms = every.retry_ms
 
 

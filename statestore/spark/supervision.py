@@ -99,10 +99,11 @@ def run(
             (kind restarts-exhausted). Its `restart` is what would have been returned.
 
     Guarantee: on return, and after a QueryFailedError, the query that `start_query` returned does
-    not run. One that it started and did not return, or before it raised, is not known here, and
-    runs on. Any other exception, such as KeyboardInterrupt, passes through and leaves the query as
-    it is, or as PySpark's handler of Ctrl-C does; it is not scaled any more. The durable state is
-    always that of the last batch in the checkpoint's commit log.
+    not run; where what looked at it has failed, it was told to stop, and may yet do. One that it
+    started and did not return, or before it raised, is not known here, and runs on. Any other
+    exception, such as KeyboardInterrupt, passes through and leaves the query as it is, or as
+    PySpark's handler of Ctrl-C does; it is not scaled any more. The durable state is always that of
+    the last batch in the checkpoint's commit log.
     """
     for name, given, has, to_fix in (
         ("restart", restart, "delays", "give a restart strategy, such as FixedDelay(3, 10)"),

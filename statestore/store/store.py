@@ -124,9 +124,9 @@ def open_store(
             if home is not None:
                 home = replace(home, elsewhere=(io, root))
         location = StoreLocation(io, root, store_name, commits=commits)
-        files = [parse_state_file_name(info.name) for info in io.list(location.directory)]
-        deltas = [file for file in files if file is not None and file.kind == "delta"]
-        found = _find_version(deltas, version, checkpoint_id)
+        deltas = _deltas(location)
+        if version is None:
+            version = max((delta.version for delta in deltas), default=0)
         bodies = {delta.body for delta in deltas}
         written: list[Backend] = [name for name in _BACKENDS if BODIES[name] in bodies]
         kept_by = backend or [*written, _BACKENDS[0]][0]
@@ -142,7 +142,7 @@ def open_store(
             home,
             clock,
         )
-        opened.load(*found)
+        opened.load(version, checkpoint_id)
         _check(store_name, opened.num_partitions)
     except BaseException:
         scratch.close()
@@ -174,15 +174,15 @@ def _open_versions(
     return form.versions(replace(location, body=body), clock, backend, scratch_directory)
 
 
-def _find_version(
-    deltas: list[StateFileName], version: int | None, checkpoint_id: str | None
-) -> tuple[int, str | None]:
-    if version is not None and (version == 0 or checkpoint_id is not None):
-        return version, checkpoint_id
-    if version is None:
-        version = max((name.version for name in deltas), default=0)
-    attempts = {name.checkpoint_id for name in deltas if name.version == version}
-    if checkpoint_id is None and len(attempts) > 1:
+def _deltas(location: StoreLocation) -> list[StateFileName]:
+    files = [parse_state_file_name(info.name) for info in location.io.list(location.directory)]
+    return [file for file in files if file is not None and file.kind == "delta"]
+
+
+def _attempt_at(location: StoreLocation, version: int) -> str | None:
+    """Return the checkpoint ID of a version that one attempt has made; None in format 1."""
+    attempts = {name.checkpoint_id for name in _deltas(location) if name.version == version}
+    if len(attempts) > 1:
         raise InvalidArgumentError(
             "several attempts made this version",
             version=version,
@@ -190,7 +190,7 @@ def _find_version(
             to_fix="pass the checkpoint_id that the query's commit log names; without a query the "
             "one that Store.checkpoint_id was after the commit, or open each and compare the rows",
         )
-    return version, checkpoint_id or next(iter(attempts), None)
+    return next(iter(attempts), None)
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,12 @@ class Store(Shown):
     def load(self, version: int, checkpoint_id: str | None = None) -> None:
         """Go to another version; rows already read stay valid.
 
+        Args:
+            version: The version.
+            checkpoint_id: Of the attempt that made it, where several did.
+
         Raises:
+            InvalidArgumentError: Several attempts made it.
             NotFoundError, IncompatibleError, FencedError, CorruptionError, StorageError: As
                 `VersionsBase.load`; the store stays at its version.
         """
@@ -314,6 +319,7 @@ class Store(Shown):
             self._head, self._families = None, (_DEFAULT_FAMILY,)
             self.table = Table((), max_parallelism, 0)
             return
+        checkpoint_id = checkpoint_id or _attempt_at(self._versions.location, version)
         restored = self._versions.load(version, checkpoint_id, self._num_partitions, self._options)
         self.table = Table.from_restored(restored)
         self._head = restored.head
@@ -352,7 +358,10 @@ class Store(Shown):
         return Batch(self, self._ids.new_id())
 
     def snapshot(self) -> None:
-        """Write the snapshot of this version, so that restoring it reads one file.
+        """Write a summary of this version, so that restoring it reads fewer files.
+
+        On filesystem it is a snapshot, one file of all rows. On rocksdb the files that a merge is
+        due for become one, or all where it is due for none.
 
         Guarantee: on return the snapshot is durable; after a raise the store is as it was.
 

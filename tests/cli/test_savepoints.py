@@ -324,6 +324,29 @@ def test_a_plan_says_what_a_savepoint_is_restored_on(tmp_path: Path) -> None:
     assert "\nbackend            rocksdb\n" in restored.output
 
 
+def test_a_schedule_goes_on_after_a_failure_that_nobody_knows(
+    tmp_path: Path, query: MadeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches backups that end for good where a machine had no thread, or no memory, for one."""
+    retain, waits = Checkpoint.retain_savepoint, []
+
+    def fail_once(self: Checkpoint, *words: Any, **named: Any) -> Any:
+        monkeypatch.setattr(Checkpoint, "retain_savepoint", retain)
+        raise RuntimeError("can't start new thread")
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if [*(tmp_path / "kept").glob("savepoint-*")]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpoint, "retain_savepoint", fail_once)
+    monkeypatch.setattr(time, "sleep", sleep)
+    ended = run("savepoint", query.path, tmp_path / "kept", "--every", "1s")
+    assert ended.exit_code == 0, ended.output
+    assert "RuntimeError: can't start new thread" in ended.stderr
+    assert len([*(tmp_path / "kept").glob("savepoint-*")]) == 1
+
+
 def test_a_schedule_is_ended_by_ctrl_c(
     tmp_path: Path, query: MadeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
