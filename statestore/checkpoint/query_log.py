@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from statestore.core.errors import CorruptionError, FencedError, NotFoundError
+from statestore.core.errors import CorruptionError, FencedError, IncompatibleError, NotFoundError
 from statestore.core.json_fields import (
     Fields,
     MalformedError,
@@ -214,6 +214,7 @@ class OffsetsEntry:
 
         Raises:
             CorruptionError: It is not one.
+            IncompatibleError: It does not say the number of state partitions.
         """
         version, line, *sources = lines_of(text, path)
         try:
@@ -221,6 +222,15 @@ class OffsetsEntry:
             conf = fields.object("conf")
             for key in conf.all:
                 conf.text(key)
+            if version == "v2" and not conf.has(NUM_PARTITIONS_KEY):
+                raise IncompatibleError(
+                    "Spark 4.2.0 does not write the number of state partitions into an offset log "
+                    "of format 2",
+                    kind="newer-format",
+                    file=path,
+                    to_fix="run two batches of the query with Spark 4.2.1 or later, and the same "
+                    f"{NUM_PARTITIONS_KEY}: they write it",
+                )
             number = conf.text(NUM_PARTITIONS_KEY, _NUMBER)
             to_integer(int(number), 1, _MAX_INT, NUM_PARTITIONS_KEY)
         except MalformedError as error:

@@ -12,7 +12,7 @@ from statestore.checkpoint.query_log import (
     OffsetsEntry,
     QueryLog,
 )
-from statestore.core.errors import CorruptionError, FencedError
+from statestore.core.errors import CorruptionError, FencedError, IncompatibleError
 from statestore.io.local import LocalFileIO
 
 OFFSETS = (
@@ -65,6 +65,14 @@ def test_damaged_entries_are_named(text: str) -> None:
     for parse in (OffsetsEntry.parse, CommitEntry.parse):
         with pytest.raises(CorruptionError, match="offsets/7"):
             parse(text, "offsets/7")
+
+
+def test_offsets_entry_of_spark_420_is_no_damage() -> None:
+    """Catches advice to take out good batches of a log that lacks what Spark 4.2.0 left out."""
+    text = OFFSETS.replace("v1", "v2").replace('"spark.sql.shuffle.partitions":"4",', "")
+
+    with pytest.raises(IncompatibleError, match=r"Spark 4\.2\.0.*offsets/7.*Spark 4\.2\.1"):
+        OffsetsEntry.parse(text, "offsets/7")
 
 
 def test_log_lists_numbers_only_and_takes_stale_checksums_away(tmp_path: Path) -> None:
