@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from statestore.cli.commands import cli
 from statestore.io.hadoop_process import find_spark_submit
 from statestore.io.scratch import LOCK_NAME
+from statestore.spark_files.schemas import write_schemas
 from statestore.testing.checkpoints import MadeCheckpoint
 from tests.checkpoints import query_of, read_rows
 
@@ -59,6 +60,13 @@ def test_a_file_is_no_checkpoint(tmp_path: Path, query: MadeCheckpoint) -> None:
     assert file.read_text() == "x"
 
 
+def _write_schemas(query: Path) -> None:
+    schema = query / "state/0/0/_metadata/schema"
+    schema.parent.mkdir(exist_ok=True)
+    text = '{"type":"struct","fields":[{"name":"k","type":"string"}]}'
+    schema.write_bytes(write_schemas(text, text))
+
+
 @pytest.mark.parametrize("command", ["savepoint", "branch", "restore", "convert"])
 def test_place_where_nothing_can_be_made_is_refused_at_once(
     tmp_path: Path, query: MadeCheckpoint, savepoint: Path, command: str
@@ -68,9 +76,7 @@ def test_place_where_nothing_can_be_made_is_refused_at_once(
     how = ("--provider", "spark-hdfs") if command == "convert" else ()
     (tmp_path / "empty").mkdir()
     if command == "convert":
-        schema = tmp_path / "query/state/0/0/_metadata/schema"
-        schema.parent.mkdir(exist_ok=True)
-        schema.write_text("")
+        _write_schemas(tmp_path / "query")
 
     text = run(command, source, "/proc/new", *how, exit_code=1)
 
@@ -88,9 +94,7 @@ def test_conversion_without_spark_or_java_says_what_to_install(
     tmp_path: Path, query: MadeCheckpoint, lacks: str, fix: str
 ) -> None:
     """Catches a traceback of pyspark's where a machine lacks what only this command needs."""
-    schema = tmp_path / "query/state/0/0/_metadata/schema"
-    schema.parent.mkdir(exist_ok=True)
-    schema.write_text("")
+    _write_schemas(tmp_path / "query")
     program = "import sys; from statestore.cli.commands import cli; "
     program += "sys.modules['pyspark.errors'] = None; " * (lacks == "pyspark") + "cli()"
     arguments = ["convert", query.path, str(tmp_path / "new"), "--provider", "spark-hdfs"]

@@ -17,6 +17,7 @@ from statestore.io.memory import MemoryFileIO
 from statestore.operations.checkpoint import OpenCheckpoint, open_checkpoint
 from statestore.operations.conversion import decide_convert
 from statestore.operations.metadata_file import metadata_fields
+from statestore.spark_files.schemas import write_schemas
 from statestore.testing.checkpoints import QUERY_ID, MadeCheckpoint
 from statestore.testing.stores import OPERATORS
 from tests.checkpoints import AGGREGATION, GLOBAL_LIMIT, JOIN, query_of
@@ -146,9 +147,10 @@ def test_join_is_planned_whole_when_its_state_is_elsewhere(tmp_path, checkpoint_
     for operator, names in ((0, ("",)), (1, [store.name for store in JOIN[1]]), (2, ("",))):
         key = {"name": "k", "type": "void" if operator == 2 else "long"}
         for name in names:
-            schema = {"type": "struct", "fields": [key]}
-            text = json.dumps(schema, separators=(",", ":"))
-            query.write(f"state/{operator}/0/{name}/_metadata/schema", text)
+            text = json.dumps({"type": "struct", "fields": [key]}, separators=(",", ":"))
+            schema = tmp_path / "query" / "state" / f"{operator}" / "0" / name / "_metadata/schema"
+            schema.parent.mkdir(parents=True, exist_ok=True)
+            schema.write_bytes(write_schemas(text, text))
     elsewhere = tmp_path / "elsewhere" / ("0" * 32)
     for file in [*(tmp_path / "query" / "state").rglob("*.arrows")]:
         moved = elsewhere / file.relative_to(tmp_path / "query" / "state")
@@ -174,7 +176,8 @@ def test_plan_names_the_batches_that_no_sink_was_given(tmp_path):
     made.run_batch({1: 1, 2: 2})
     schema = tmp_path / "query/state/0/0/_metadata/schema"
     schema.parent.mkdir(parents=True, exist_ok=True)
-    schema.write_text('{"type":"struct","fields":[{"name":"k","type":"long"}]}')
+    text = '{"type":"struct","fields":[{"name":"k","type":"long"}]}'
+    schema.write_bytes(write_schemas(text, text))
     checkpoint = Checkpoint(made.path)
 
     def plan(to):
