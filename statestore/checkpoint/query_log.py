@@ -44,6 +44,7 @@ _IDS_FIELD = "stateUniqueIds"
 _VERSION = re.compile("v[1-9][0-9]*")
 _NUMBER = re.compile("0|[1-9][0-9]{0,9}")
 _ID = re.compile("[0-9A-Za-z-]+")
+_IN_VERSION_2 = "/_metadata/v2/"
 
 
 def read_text(io: FileIO, path: str) -> str:
@@ -352,12 +353,34 @@ def compact(fields: Mapping[str, Any]) -> str:
 
 def damaged(path: str, text: str, offset: int = 0) -> CorruptionError:
     """Return the error for one of Spark's files with wrong content."""
+    of_log = (
+        "put the file back from a copy; or take out a log's entry and all later ones with "
+        "`statestore repair`"
+    )
     return CorruptionError(
         "a file of the checkpoint is not in Spark's form",
         file=path,
         offset=offset,
         expected="a JSON object, in a log after a version line",
         found=text[:100],
-        to_fix="put the file back from a copy; or take out a log's entry and all later ones with "
-        "`statestore repair`",
+        to_fix=fix_of_metadata(path) if is_metadata(path) else of_log,
+    )
+
+
+def is_metadata(path: str) -> bool:
+    """Return whether a file is Spark's metadata of an operator, in version 1 or 2."""
+    return path.endswith("/_metadata/metadata") or _IN_VERSION_2 in path
+
+
+def fix_of_metadata(path: str) -> str:
+    """Return the fix for such a file that is missing or damaged.
+
+    Where there is none, Spark writes one in version 1; of version 2 it needs what was there.
+    """
+    copied = "put the file back from a copy"
+    if _IN_VERSION_2 in path:
+        return copied
+    return (
+        f"{copied}; else delete what there is of it, on a local disk also .metadata.crc beside it, "
+        "and run a batch of the query, which writes it"
     )

@@ -21,7 +21,7 @@ from statestore.checkpoint.operator_metadata import (
     read_operator_files,
 )
 from statestore.checkpoint.placement import read_placement
-from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, read_bytes
+from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, fix_of_metadata, read_bytes
 from statestore.checkpoint.trailers import PublishedFile, read_attempt
 from statestore.codec.partition_key import is_single
 from statestore.codec.references import StoreName
@@ -418,14 +418,14 @@ class OpenCheckpoint(QueryLogs):
         for operator in self.operators:
             unnamed = self._store_directories[operator.id] - {info.name for info in operator.stores}
             if unnamed:
+                path = operator_metadata_path(self.state_directory, operator.id)
                 raise CorruptionError(
                     "the metadata of an operator does not name all of its stores",
-                    file=operator_metadata_path(self.state_directory, operator.id),
+                    file=path,
                     offset=0,
                     expected=", ".join(sorted(unnamed)),
                     found=", ".join(info.name for info in operator.stores),
-                    to_fix="put the file back from a copy; else delete it, on a local disk also "
-                    ".metadata.crc beside it, and run a batch of the query, which writes it",
+                    to_fix=fix_of_metadata(path),
                 )
 
     @cached_property

@@ -216,7 +216,8 @@ class QueryLogs:
             checkpoint=self.uri,
             found=self.provider,
             expected=", ".join(PROVIDERS.values()),
-            to_fix="bring it over with `statestore restore`",
+            to_fix="bring it over with `statestore restore`; where its newest version is damaged, "
+            "--version names an older one",
         )
 
     @property

@@ -429,6 +429,7 @@ def test_damaged_snapshot_is_passed_over(copy, tmp_path, name, pattern, is_gone)
     }
     assert found.is_readable(found.versions[0])
     assert "every row can be read all the same" in found.to_fix
+    assert found.to_fix.endswith(f"statestore restore {path} NEW")
     restored = Checkpoint(path).restore(tmp_path / "new").made
     assert read_all(restored.uri) == expected
 
@@ -439,6 +440,27 @@ def test_damaged_snapshot_is_passed_over(copy, tmp_path, name, pattern, is_gone)
     assert not any(of.is_recoverable for of in found.findings)
     with pytest.raises((CorruptionError, NotFoundError)):
         read_all(path)
+
+
+def test_way_on_from_a_damaged_newest_version_is_named(copy, tmp_path):
+    """Catches a circle of refusals, where an older version that is whole can be restored."""
+    path = copy("hdfs")
+    checkpoint = Checkpoint(path)
+    newest = checkpoint.info.newest_version
+    expected = read_all(path, newest - 1)
+    for file in files_of(path, f"{newest}.delta"):
+        file.write_bytes(file.read_bytes()[:-1])
+
+    named = f"statestore restore {path} NEW --version"
+    found = checkpoint.verify(versions="all", deep=True)
+    with pytest.raises(IncompatibleError, match="--version names an older one"):
+        checkpoint.repair(dry_run=True)
+
+    assert {finding.version for finding in found.findings} == {newest}
+    assert named in found.to_fix
+    assert f"statestore verify {path} --version all --deep" in found.to_fix
+    restored = checkpoint.restore(tmp_path / "new", version=newest - 1).made
+    assert read_all(restored.uri) == expected
 
 
 def test_damage_is_recoverable_only_where_a_reader_gets_past_it(copy):

@@ -22,6 +22,7 @@ from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.references import StoreName
 from statestore.codec.rows import PUT, Row
 from statestore.core.errors import (
+    CorruptionError,
     InvalidArgumentError,
     NotFoundError,
     StateStoreError,
@@ -370,6 +371,27 @@ def test_damaged_metadata_of_a_query_is_told_for_what_it_is(tmp_path, *, is_uri)
     assert "the query does not start with it" in damaged
     assert "starts under a new ID" in lost
     assert "compact" not in damaged + lost
+
+
+@pytest.mark.parametrize("name", ["metadata", "v2/0"])
+def test_damaged_metadata_of_an_operator_is_mended_as_its_form_allows(tmp_path, name):
+    """Catches a repair that cannot help, and the end of a query that a deleted file would save."""
+    query = make_query(tmp_path / "made")
+    directory = Path(query.path, "state/0/_metadata")
+    (directory / "v2").mkdir()
+    (directory / "metadata").rename(directory / name).write_text("")
+    checkpoint = Checkpoint(query.path)
+
+    with pytest.raises(CorruptionError) as copied:
+        checkpoint.savepoint(tmp_path / "savepoint")
+    with pytest.raises(NotFoundError) as repaired:
+        checkpoint.repair(dry_run=True)
+
+    for to_fix in (copied.value.to_fix, repaired.value.to_fix, checkpoint.verify().to_fix):
+        assert "from a copy" in to_fix
+        assert "statestore repair" not in to_fix
+        assert "new checkpoint directory" not in to_fix
+        assert ("run a batch of the query" in to_fix) == (name == "metadata")
 
 
 def test_damaged_snapshot_is_told_for_what_it_is_wherever_the_checkpoint_is(tmp_path):

@@ -23,6 +23,7 @@ from statestore.operations.batches import read_own_batch
 from statestore.operations.result import Change, Result, no_progress
 from statestore.operations.states import check_committed
 from statestore.operations.step import step
+from statestore.operations.upkeep.verification import to_fix_metadata
 from statestore.operations.upkeep.verify import verify_back
 
 if TYPE_CHECKING:
@@ -185,7 +186,8 @@ def _find(checkpoint: OpenCheckpoint, progress: Progress, *, deep: bool) -> Repa
                 checkpoint=checkpoint.uri,
                 forgotten_by_batch=batch,
                 newest_problem=findings[0].problem if findings else None,
-                to_fix="restore a savepoint that was taken after that batch, or one without the "
+                to_fix=to_fix_metadata(findings)
+                or "restore a savepoint that was taken after that batch, or one without the "
                 "keys; or start the query with a new checkpoint directory",
             )
     if checkpoint.newest_planned == 0:
@@ -196,7 +198,8 @@ def _find(checkpoint: OpenCheckpoint, progress: Progress, *, deep: bool) -> Repa
         checkpoint=checkpoint.uri,
         tried=", ".join(str(batch + 1) for batch in checkpoint.done_batches) or None,
         newest_problem=findings[0].problem if findings else None,
-        to_fix="restore a savepoint, or start the query with a new checkpoint directory",
+        to_fix=to_fix_metadata(findings)
+        or "restore a savepoint, or start the query with a new checkpoint directory",
     )
 
 

@@ -7,9 +7,12 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from statestore.checkpoint.query_log import fix_of_metadata, is_metadata
 from statestore.core.text import Shown, format_bytes, format_count
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from statestore.codec.references import StoreName
 
 
@@ -55,6 +58,7 @@ class Verification(Shown):
 
     Attributes:
         checkpoint: URI of the checkpoint or savepoint.
+        is_savepoint: Whether it is a savepoint.
         is_repairable: Whether `repair` takes it: it is a query's, on a provider of this package.
         versions: The versions, newest first, without those that were expired.
         expired: Versions of which a store keeps later ones only, newest first. That is a finding
@@ -68,6 +72,7 @@ class Verification(Shown):
     """
 
     checkpoint: str
+    is_savepoint: bool
     is_repairable: bool
     versions: tuple[int, ...]
     expired: tuple[int, ...]
@@ -108,14 +113,24 @@ class Verification(Shown):
         """The fix for the findings, None when all is well."""
         if self.ok:
             return None
-        if not self.is_repairable:
-            whole = all(finding.is_recoverable for finding in self.findings)
-            can_read = "every row can be read all the same; " if whole else ""
-            return f"{can_read}put the files back from a copy, or go on from another copy"
         uri = shlex.quote(self.checkpoint)
         if all(finding.version in self.expired for finding in self.findings):
             return f"ask for a version that is kept: statestore list {uri} shows them"
-        if all(finding.is_recoverable for finding in self.findings):
+        is_readable = all(finding.is_recoverable for finding in self.findings)
+        if not self.is_repairable:
+            can_read = "every row can be read all the same; " if is_readable else ""
+            if self.is_savepoint:
+                return f"{can_read}put the files back from a copy, or go on from another copy"
+            new = f"statestore restore {uri} NEW"
+            if is_readable:
+                return f"{can_read}put the files back from a copy, or make a new checkpoint: {new}"
+            deep = " --deep" if self.is_deep else ""
+            return to_fix_metadata(self.findings) or (
+                "put the files back from a copy; or make a new checkpoint of an older version with "
+                f"which `statestore verify {uri} --version all{deep}` finds nothing wrong: {new} "
+                "--version VERSION"
+            )
+        if is_readable:
             if all(_is_query_id(finding.file or "") for finding in self.findings):
                 is_there = any(finding.kind == "corruption" for finding in self.findings)
                 return (
@@ -145,13 +160,7 @@ class Verification(Shown):
                 "every row can be read and the query starts; a later snapshot takes the place of a "
                 f"damaged file: statestore compact {uri} --yes takes one now"
             )
-        if all(_is_metadata(finding.file or "") for finding in self.findings):
-            return (
-                "no version can be read while the metadata of an operator is missing or damaged: "
-                "put it back from a copy; after a restore with --add-operator, the query's first "
-                "batch writes it"
-            )
-        return (
+        return to_fix_metadata(self.findings) or (
             f"statestore repair {uri} says which version can be read and which batches would run "
             "again; with --yes it goes back to that version"
         )
@@ -166,6 +175,18 @@ class Verification(Shown):
         )
 
 
+def to_fix_metadata(findings: Iterable[Finding]) -> str | None:
+    """Return the fix where rows are lost to nothing but metadata of operators, else None."""
+    files = {finding.file or "" for finding in findings if not finding.is_recoverable}
+    if not files or not all(map(is_metadata, files)):
+        return None
+    return (
+        "no version can be read while the metadata of an operator is missing or damaged: "
+        # The shortest is what is right for every one.
+        + min(map(fix_of_metadata, files), key=len)
+    )
+
+
 def _is_schema(path: str) -> bool:
     """Whether a file is one of Spark's state schemas."""
     return "/_stateSchema/" in path or path.endswith("/_metadata/schema")
@@ -173,9 +194,4 @@ def _is_schema(path: str) -> bool:
 
 def _is_query_id(path: str) -> bool:
     """Whether a file is Spark's metadata of the query, with its ID."""
-    return path.endswith("/metadata") and not _is_metadata(path)
-
-
-def _is_metadata(path: str) -> bool:
-    """Whether a file is Spark's metadata of an operator."""
-    return path.endswith(("/_metadata/metadata", "/_metadata/v2"))
+    return path.endswith("/metadata") and not is_metadata(path)

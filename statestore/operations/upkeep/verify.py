@@ -201,7 +201,7 @@ class _Verifier:
         self._skips_expired = skips_expired
         self._lock = Lock()
         self.found = _Found()
-        self._is_repairable = not self._checkpoint.is_of_spark
+        self._is_savepoint = False
 
     def verify_batch_under_way(self) -> None:
         """Read the entry that a restart runs again, which no version is made of."""
@@ -253,8 +253,8 @@ class _Verifier:
         """
         try:
             _, savepoint = read_metadata(self._checkpoint.io, self._checkpoint.path)
-            self._is_repairable = savepoint is None and not self._checkpoint.is_of_spark
-            if savepoint is not None:
+            self._is_savepoint = savepoint is not None
+            if self._is_savepoint:
                 savepoint_in(self._checkpoint)
         except (CorruptionError, NotFoundError) as error:
             if versions:
@@ -286,7 +286,8 @@ class _Verifier:
             self._verify_stores(heads, progress, reads_rows=self._deep)
         return Verification(
             checkpoint=self._checkpoint.uri,
-            is_repairable=self._is_repairable,
+            is_savepoint=self._is_savepoint,
+            is_repairable=not (self._is_savepoint or self._checkpoint.is_of_spark),
             versions=tuple(version for version in versions if version not in self.found.expired),
             expired=tuple(version for version in versions if version in self.found.expired),
             is_deep=self._deep,
