@@ -835,6 +835,8 @@ class Checkpoint(Directory):
                 is of the keys and `all_rows` is not given; or another file is where the certificate
                 goes (kind file-exists).
             NotFoundError: No row of the keys is there (kind keys-not-found).
+            CorruptionError: A file of the newest version is damaged; or another one is, and no file
+                that can be read has a row of the keys.
             StorageError: The certificate cannot be written, before which nothing is changed; or a
                 file cannot be deleted, and the error says whether the version counts.
         """

@@ -149,7 +149,7 @@ def find_version(
 
     Raises:
         InvalidArgumentError: The version is no whole number.
-        NotFoundError: The version was not committed, or was expired.
+        NotFoundError: The version was not committed, or files that a copy needs were expired.
         CorruptionError, IncompatibleError, FencedError, StorageError: Its files cannot be read.
     """
     if version is None:
@@ -157,13 +157,16 @@ def find_version(
         check_committed(checkpoint, version)
     version = require_whole("version", version)
     batch = version - 1
-    if batch not in checkpoint.done_batches:
+    # What the newest one lacks is lost, and is named where it is read.
+    newest = checkpoint.done_batches[-1:]
+    oldest = min((*checkpoint.copyable_batches, *newest), default=-1)
+    if batch not in checkpoint.done_batches or batch < oldest:
         raise NotFoundError(
-            "the version was not committed, or was expired",
+            "the version was not committed, or files that a copy needs were expired",
             kind="version-not-found",
             checkpoint=checkpoint.uri,
             version=version,
-            oldest_version=min(checkpoint.done_batches, default=-1) + 1,
+            oldest_version=oldest + 1,
             newest_version=checkpoint.newest_version,
             to_fix="name a version between these two, or let the query commit its first batch",
         )

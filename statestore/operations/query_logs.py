@@ -95,6 +95,19 @@ class QueryLogs:
             )
         return tuple(range(oldest, newest + 1))
 
+    @cached_property
+    def copyable_batches(self) -> tuple[int, ...]:
+        """Those of `done_batches` of which the offset log has what a copy needs, ascending.
+
+        Spark starts from the entries of a batch and of the one before. It expires both logs up to
+        the same batch, so the oldest one that a log of some age has lacks the one before.
+
+        Raises:
+            CorruptionError: As `done_batches`.
+        """
+        planned = {*self.planned_batches}
+        return tuple(batch for batch in self.done_batches if {batch, max(batch - 1, 0)} <= planned)
+
     @property
     def newest_version(self) -> int:
         """State version of the newest of `done_batches`, 0 when there is none."""

@@ -542,6 +542,31 @@ def test_a_damaged_file_that_no_version_needs_goes_with_the_rest(tmp_path: Path)
     assert not left.exists()
 
 
+def test_a_damaged_file_expires_where_no_other_has_the_keys(tmp_path: Path) -> None:
+    """Catches an error that only a copy helps against, where the file can go."""
+    made = make(tmp_path, checkpoint_format=2)
+    checkpoint = Checkpoint(made.path)
+    checkpoint.compact()
+    made.restart()
+    made.run_batch({})
+    old = next(Path(made.path).glob("state/0/0/1_*.delta.arrows"))
+    old.write_bytes(old.read_bytes()[:-40] + bytes(40))
+    keys = pa.table({"key.k": [-77]})
+
+    with pytest.raises(CorruptionError, match=old.name) as raised:
+        checkpoint.forget(keys=keys)
+    for step in ("statestore compact", "a few batches", "statestore expire"):
+        assert step in raised.value.to_fix
+
+    checkpoint.compact()
+    made.restart()
+    for _ in range(2):
+        made.run_batch({})
+    checkpoint.expire(2)
+    with pytest.raises(NotFoundError, match="keys-not-found"):
+        checkpoint.forget(keys=keys)
+
+
 def test_state_behind_a_link_is_searched(tmp_path: Path) -> None:
     """Catches a verdict on files that nobody has looked at, on another disk."""
     made = make(tmp_path)

@@ -174,6 +174,25 @@ def test_older_version_is_taken_when_asked_for(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def test_oldest_version_that_is_named_can_be_copied(tmp_path):
+    """Catches the name of a version without the batch before, whose entry Spark has expired."""
+    query = make_query(tmp_path / "query", num_batches=5)
+    for log in ("offsets", "commits"):
+        for batch in ("0", "1"):
+            Path(query.path, log, batch).unlink()
+    checkpoint = at(query.path, options=OPTIONS)
+
+    for version in (1, 3):
+        with pytest.raises(NotFoundError, match=r"oldest_version=4, newest_version=5") as raised:
+            checkpoint.savepoint(tmp_path / "none", version=version)
+        assert raised.value.kind == "version-not-found"
+    checkpoint.savepoint(tmp_path / "savepoint", version=4)
+
+    restore(tmp_path / "savepoint", tmp_path / "again")
+    assert Checkpoint(tmp_path / "again").info.newest_version == 4
+    assert checkpoint.verify(versions=[3], deep=True).ok
+
+
 def test_batch_that_was_planned_is_repeated_with_the_same_input(tmp_path):
     """Catches a batch whose output a sink has, run with other input after a restore."""
     query = make_query(tmp_path / "query")

@@ -8,6 +8,7 @@ entry of the commit log decides; files are deleted after it: those that were the
 from __future__ import annotations
 
 import hashlib
+import shlex
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -115,7 +116,16 @@ def decide_forget(
         begun = certificate.begun(checkpoint.uri, operator, wanted)
     if not found and not _is_to_be_completed(checkpoint, begun):
         for error in damaged.values():
-            raise error  # its rows are not known
+            uri = shlex.quote(checkpoint.uri)
+            raise CorruptionError(
+                "no file that can be read has a row of the keys, and others cannot be read",
+                kind=error.kind,
+                **error.fields,
+                num_damaged=len(damaged),
+                to_fix="put the file back from a copy; or let it expire, as the newest version can "
+                f"do without: `statestore compact {uri} --yes`, a few batches of the query, "
+                f"`statestore expire {uri} --keep 2 --yes`; then do this again",
+            ) from error
         raise NotFoundError(
             "no state file of the operator has a row of the keys",
             kind="keys-not-found",

@@ -61,15 +61,12 @@ def first_version_of(checkpoint: OpenCheckpoint, num_batches: int) -> int:
         NotFoundError, CorruptionError, StorageError: The logs cannot be read.
     """
     newest = checkpoint.newest_version
-    done, planned = set(checkpoint.done_batches), set(checkpoint.planned_batches)
     names = tuple(spark_files_of(checkpoint))
     first = newest
     for batch in range(newest - 1, max(newest - num_batches, 1) - 1, -1):
-        # A branch has the entry of the batch before its newest as well.
-        needed = {max(batch - 2, 0), batch - 1, batch}
         if (
-            not needed <= planned
-            or batch - 1 not in done
+            batch not in checkpoint.planned_batches
+            or batch - 1 not in checkpoint.copyable_batches
             or read_own_batch(checkpoint, batch) is not None
         ):
             break

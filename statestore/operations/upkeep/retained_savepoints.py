@@ -446,7 +446,7 @@ class _Attempt:
                 file=findings[0].file,
                 expected="a file as the savepoint names it",
                 found=findings[0].problem,
-                to_fix=f"delete it with `rm -r {uri}`, or wait for a newer one",
+                to_fix="delete this directory, or wait for a newer savepoint",
             )
 
 
