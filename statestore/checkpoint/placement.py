@@ -10,12 +10,14 @@ import json
 import os
 import posixpath
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import (
     HEAP_MARKER,
     HEAP_MARKER_TEXT,
     OWNER_NAME,
+    parse_state_file_name,
     placeholder_path,
     placement_path,
 )
@@ -31,6 +33,7 @@ from statestore.core.ids import RandomIds, is_checkpoint_id
 from statestore.core.json_fields import MalformedError, parse_fields
 from statestore.core.providers import IN_DRIVER_MEMORY
 from statestore.core.version import WRITER
+from statestore.io.local import LocalFileIO
 from statestore.io.storage import absolute_uri, scheme_of
 
 if TYPE_CHECKING:
@@ -126,28 +129,83 @@ def read_owner(io: FileIO, state_root: str) -> str | None:
 
 
 def require_own_state(
-    uri: str, state_io: FileIO, state_root: str, is_here: Callable[[str], bool]
+    uri: str,
+    placement: Placement | None,
+    state_io: FileIO,
+    state_root: str,
+    is_here: Callable[[str], bool],
 ) -> None:
-    """Raise unless state that lies elsewhere is that of the checkpoint which names it.
+    """Raise unless state outside of a checkpoint directory is that of the checkpoint.
 
-    A copy of a checkpoint directory names the state of the original, and so may a checkpoint of a
-    stranger. The directory may have several names.
+    A copy of a checkpoint directory leads to the state of the original, by its placement or a link,
+    and so may a checkpoint of a stranger. The directory may have several names.
 
     Args:
         uri: The checkpoint's `state` directory, as `place_uri` returns it. The path alone would be
             the same for a copy on another storage.
-        state_io: The other storage.
+        placement: The checkpoint's placement; None where its state is in the `state` directory.
+            That, or the directory of an operator in it, may be a link on the local disk.
+        state_io: Storage of the state.
         state_root: The state's directory there.
         is_here: Whether another `state` directory, by its URI, is the checkpoint's by another name.
             Only who holds a lease, and looks for it there, can tell where it is another mount.
 
+    Guarantee: what a link leads to, and nobody owned, is durably the checkpoint's. State in the
+    checkpoint directory itself is not looked at.
+
     Raises:
         IncompatibleError: The state was made for another checkpoint (kind other-checkpoint).
-        CorruptionError, StorageError: As `read_owner`; or `is_here` could not tell.
+        CorruptionError, StorageError: As `read_owner`; or `is_here` could not tell; or what a link
+            leads to cannot be written.
     """
-    owner = read_owner(state_io, state_root)
+    if placement is None:
+        for linked in _behind_links(uri):
+            owner = read_owner(state_io, linked) or _own(uri, state_io, linked)
+            _require_owner(uri, owner, linked, "", is_here)
+        return
+    moved = (
+        f"if the state was moved too, to NEW/{placement.id}, first write NEW as `storage` into "
+        f"{placement_path(uri)}"
+    )
+    try:
+        owner = read_owner(state_io, state_root)
+    except StorageError as error:
+        if error.kind == "directory-gone":
+            error.to_fix += f"; {moved}"
+        raise
+    state_uri = placement.directory(placement.storage)
+    _require_owner(uri, owner, state_uri, f"; {moved}, and write the other file there", is_here)
+
+
+def _behind_links(uri: str) -> list[str]:
+    """Return the directories outside of a checkpoint that links in its place have as state."""
+    if scheme_of(uri) != "file":
+        return []
+    home = os.path.realpath(posixpath.dirname(uri))
+    found: list[str] = []
+    for path in (uri, *(f"{uri}/{name}" for name in LocalFileIO().list_directories(uri))):
+        real = os.path.realpath(path)
+        is_known = any(PurePosixPath(real).is_relative_to(root) for root in (home, *found))
+        if not is_known and os.path.isdir(real):  # noqa: PTH112 (no error)
+            found.append(real)
+    return found
+
+
+def _own(uri: str, io: FileIO, root: str) -> str | None:
+    """Make state that is nobody's a checkpoint's, and return whose it is then."""
+    try:
+        io.write(f"{root}/{OWNER_NAME}", _owner(uri), sync=True, overwrite=False)
+    except FencedError:
+        return read_owner(io, root)
+    return uri
+
+
+def _require_owner(
+    uri: str, owner: str | None, state: str, moved: str, is_here: Callable[[str], bool]
+) -> None:
     if owner is None or owner == uri:
         return
+    home, file = posixpath.dirname(uri), f"{state}/{OWNER_NAME}"
     try:
         if is_here(owner):
             return
@@ -159,32 +217,58 @@ def require_own_state(
                 "the state names another checkpoint, and whether that is this one by another name "
                 "cannot be found out",
                 kind=error.kind,
-                checkpoint=posixpath.dirname(uri),
-                state=state_root,
+                checkpoint=home,
+                state=state,
                 belongs_to=owner,
                 reason=str(error),
                 to_fix="let that be reached, and try again; or, if this one was moved and the "
-                f"other is no more, write {uri} as `checkpoint` into {state_root}/{OWNER_NAME}",
+                f"other is no more, write {uri} as `checkpoint` into {file}{moved}",
             ) from error
     to_fix = (
         "copy checkpoints by `statestore branch` or `statestore savepoint`. If this one was "
-        f"moved, and the other is no more, write {uri} as `checkpoint` into "
-        f"{state_root}/{OWNER_NAME}"
+        "moved, and the other is no more or has state of its own, "
+        f"write {uri} as `checkpoint` into {file}{moved}"
     )
     if scheme_of(owner) == "file" and not os.path.isdir(owner):  # noqa: PTH112 (no error)
-        home = posixpath.dirname(owner)
         to_fix = (
             "if this is the same directory under another mount, do it where the directory is "
-            f"{home}, or mount it there, and write no file: the query would be refused. Else "
-            f"{to_fix}"
+            f"{posixpath.dirname(owner)}, or mount it there, and write no file: the query would be "
+            f"refused. Else {to_fix}"
         )
     raise IncompatibleError(
         "the state is that of another checkpoint, which would lose it",
         kind="other-checkpoint",
-        checkpoint=posixpath.dirname(uri),
-        state=state_root,
+        checkpoint=home,
+        state=state,
         belongs_to=owner,
         to_fix=to_fix,
+    )
+
+
+def lost_placement(home: StoreLocation) -> IncompatibleError | None:
+    """Return the error for a store without a version whose checkpoint lost its placement, or None.
+
+    Args:
+        home: The store in the checkpoint's own directory.
+
+    Raises:
+        StorageError: The storage failed.
+    """
+    placeholder = placeholder_path(home.root, home.store)
+    partition, name = posixpath.split(placeholder)
+    is_marked = any(info.name == name for info in home.io.list(partition))
+    names = [info.name for info in home.io.list(home.directory)]
+    if not is_marked or any(map(parse_state_file_name, names)):
+        return None
+    return IncompatibleError(
+        "the file that names the place of the checkpoint's state is lost; the state is not",
+        kind="storage-changed",
+        file=placement_path(home.root),
+        found=placeholder,
+        to_fix="put the file back from a copy, or write "
+        '{"format_version": 1, "storage": "URI", "id": "ID"}: URI is that of '
+        "spark.sql.streaming.stateStore.checkpointStorage, and ID the directory below it whose "
+        f"{OWNER_NAME} names this checkpoint",
     )
 
 
@@ -212,7 +296,7 @@ def make_placement(
     owner = f"{made.directory(path)}/{OWNER_NAME}"
     # First, since a checkpoint bound to a storage that refuses its writes could not be started.
     io.make_directory(posixpath.dirname(owner))
-    io.write(owner, _encode({"checkpoint": home_uri}), sync=sync, overwrite=False)
+    io.write(owner, _owner(home_uri), sync=sync, overwrite=False)
     fields = {"storage": made.storage, "id": made.id}
     binding = placement_path(home.root)
     home.io.make_directory(posixpath.dirname(binding))
@@ -246,6 +330,10 @@ def mark_home(location: StoreLocation, home: StoreLocation | None, backend: str)
     if backend in IN_DRIVER_MEMORY or home.root != location.root:
         home.io.make_directory(posixpath.dirname(path))
         home.io.write(path, text, sync=False, overwrite=True)
+
+
+def _owner(uri: str) -> bytes:
+    return _encode({"checkpoint": uri})
 
 
 def _encode(fields: dict[str, str]) -> bytes:

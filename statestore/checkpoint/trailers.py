@@ -11,6 +11,7 @@ from statestore.checkpoint.layout import (
     store_of_path,
 )
 from statestore.checkpoint.lineage import check_store, check_version, make_ref
+from statestore.checkpoint.placement import lost_placement
 from statestore.codec.commit_times import CommitTimes
 from statestore.codec.trailer import (
     END_LENGTH,
@@ -121,7 +122,8 @@ def read_delta_trailer(
 
     Raises:
         NotFoundError: The version is not there; names the oldest and newest that are.
-        IncompatibleError: The directory holds another provider's files, or as `read_trailer`.
+        IncompatibleError: The directory holds another provider's files; the state is elsewhere, and
+            the checkpoint has lost its placement (kind storage-changed); or as `read_trailer`.
         FencedError: The file was written by another attempt than the one asked for.
         CorruptionError: It makes another version, or as `read_trailer`.
     """
@@ -167,7 +169,7 @@ def missing_version(
             "statestore restore CHECKPOINT NEW --backend BACKEND",
         )
     if not parsed:
-        refusal = other_provider_error(location, names)
+        refusal = other_provider_error(location, names) or lost_placement(location)
         if refusal is not None:
             return refusal
     versions = [name.version for name in parsed]

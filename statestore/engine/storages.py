@@ -11,8 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from statestore.checkpoint.layout import BODIES, StoreLocation, placeholder_path
-from statestore.checkpoint.placement import Placement, make_placement, read_placement
+from statestore.checkpoint.layout import BODIES, StoreLocation, placeholder_path, placement_path
+from statestore.checkpoint.placement import (
+    Placement,
+    lost_placement,
+    make_placement,
+    read_placement,
+)
 from statestore.checkpoint.query_log import QueryLog
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, ProtocolError
 from statestore.core.providers import IN_DRIVER_MEMORY
@@ -110,9 +115,9 @@ class Storages:
             if options.checkpoint_storage:
                 self._open(options.checkpoint_storage, request, options)
                 if request.get_or("version", int, 0) > 0:
-                    raise _is_at_home(home, options)
+                    raise _is_at_home(home, request)
             return home
-        _check_same(placement, home, options)
+        _check_same(placement, request)
         io, path = self._open(placement.storage, request, options)
         return self._counted(replace(home, io=io, root=placement.directory(path)))
 
@@ -138,17 +143,18 @@ class Storages:
         io, path = self._open(uri, request, request.options())
         return self._of_leases(io), path
 
-    def open_state_elsewhere(self, request: Request) -> tuple[FileIO, str] | None:
-        """Return the storage of a checkpoint's state and its directory there; None: with it.
+    def open_state(self, request: Request) -> tuple[Placement | None, FileIO, str]:
+        """Return the placement of a checkpoint, and the storage of its state with the path there.
 
         Raises:
             InvalidArgumentError, IncompatibleError, CorruptionError, StorageError: As `locate`.
         """
-        placement = read_placement(*self.open_checkpoint(request))
+        home, root = self.open_checkpoint(request)
+        placement = read_placement(home, root)
         if placement is None:
-            return None
+            return None, home, root
         io, path = self._open(placement.storage, request, request.options())
-        return self._of_leases(io), placement.directory(path)
+        return placement, self._of_leases(io), placement.directory(path)
 
     def claim(self, request: Request) -> None:
         """Prepare the first commit of a store with its state outside of its checkpoint.
@@ -169,7 +175,7 @@ class Storages:
                 if not options.checkpoint_storage:
                     return
                 if request.get("version", int) > 1:
-                    raise _is_at_home(home, options)
+                    raise _is_at_home(home, request)
                 io, path = self._open(options.checkpoint_storage, request, options)
                 checkpoint.placement = make_placement(
                     home,
@@ -179,7 +185,7 @@ class Storages:
                     options.checkpoint_storage,
                     sync=options.fsync_enabled,
                 )
-        _check_same(checkpoint.placement, home, options)
+        _check_same(checkpoint.placement, request)
         placeholder = placeholder_path(home.root, home.store)
         home.io.make_directory(posixpath.dirname(placeholder))
         home.io.write(placeholder, b"", sync=False, overwrite=True)
@@ -362,28 +368,29 @@ def _is_in_memory(request: Request) -> bool:
     return request.get_or("backend", str, "") in IN_DRIVER_MEMORY
 
 
-def _is_at_home(home: StoreLocation, options: StateStoreOptions) -> IncompatibleError:
-    return IncompatibleError(
+def _is_at_home(home: StoreLocation, request: Request) -> IncompatibleError:
+    return lost_placement(home) or IncompatibleError(
         "the checkpoint keeps its state in its own directory",
         kind="storage-changed",
-        checkpoint=home.root,
-        query=options.checkpoint_storage,
+        checkpoint=checkpoint_uri(request),
+        query=request.options().checkpoint_storage,
         to_fix="leave out spark.sql.streaming.stateStore.checkpointStorage, or start the query "
         "with a new checkpoint directory",
     )
 
 
-def _check_same(placement: Placement, home: StoreLocation, options: StateStoreOptions) -> None:
-    wanted = options.checkpoint_storage
+def _check_same(placement: Placement, request: Request) -> None:
+    wanted, home = request.options().checkpoint_storage, checkpoint_uri(request)
     if wanted and _identity(wanted) != _identity(placement.storage):
         raise IncompatibleError(
             "the checkpoint keeps its state on another storage",
             kind="storage-changed",
-            directory=home.root,
+            directory=home,
             checkpoint=placement.storage,
             query=wanted,
             to_fix="leave out spark.sql.streaming.stateStore.checkpointStorage, or set it to "
-            f"{placement.storage}",
+            f"{placement.storage}; or, if the state was moved to {wanted}, write that as `storage` "
+            f"into {placement_path(home)}",
         )
 
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from statestore.backends.form import Work
     from statestore.checkpoint.operator_metadata import OperatorFiles
+    from statestore.checkpoint.placement import Placement
     from statestore.checkpoint.query_log import CommitEntry
     from statestore.codec.column_family import ColumnFamily
     from statestore.core.clock import Clock
@@ -105,7 +106,15 @@ def open_checkpoint(place: Place, below: str | None = None) -> Iterator[OpenChec
             state_io, storage = place.open_other(placement.storage, fetched_state)
             state_root = placement.directory(storage)
         checkpoint = OpenCheckpoint(
-            uri, io, path, place, state_io, state_root, scratch_directory, query_id=query_id
+            uri,
+            io,
+            path,
+            place,
+            state_io,
+            state_root,
+            scratch_directory,
+            placement=placement,
+            query_id=query_id,
         )
         if checkpoint.newest_planned is None:
             raise _no_checkpoint(checkpoint)
@@ -204,9 +213,10 @@ class OpenCheckpoint(QueryLogs):
 
     Attributes:
         place: Where it was opened.
-        state_io, state_root: Storage and directory of the operators' state: elsewhere where the
-            checkpoint has a placement.
+        state_io, state_root: Storage and directory of the operators' state: elsewhere with a
+            placement.
         scratch_directory: Local directory for work, deleted with the checkpoint's context.
+        placement: The checkpoint's placement; None where its state is in its own directory.
         query_id: ID of the query; None of a savepoint, and where it was lost.
         guard: Who is asked before a file is written or deleted: the operation that changes it.
         decided_after: The last line of the history when `decide_from_here` was called.
@@ -216,6 +226,7 @@ class OpenCheckpoint(QueryLogs):
     state_io: TreeFileIO
     state_root: str
     scratch_directory: str
+    placement: Placement | None = None
     query_id: str | None = None
     guard: Guard = field(default_factory=Guard, compare=False)
     decided_after: list[Event | None] = field(default_factory=list, compare=False)

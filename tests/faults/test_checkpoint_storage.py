@@ -14,9 +14,11 @@ from statestore.checkpoint.layout import OWNER_NAME, StoreLocation
 from statestore.checkpoint.placement import make_placement, read_placement
 from statestore.codec.references import StoreName
 from statestore.codec.rows import PUT, Row
+from statestore.core.errors import IncompatibleError
 from statestore.io.local import LocalFileIO
 from statestore.io.memory import MemoryFileIO
 from statestore.io.s3 import S3FileIO
+from tests.checkpoints import write_checkpoint
 from tests.engine_process import EngineGoneError, EngineProcess
 from tests.s3_server import WRONG_KEY
 from tests.seaweed import IS_CHOSEN
@@ -96,7 +98,7 @@ def test_storage_may_be_a_root_directory(tmp_path, uri, written):
     assert read_placement(io, "/ck/state").storage == written
 
 
-def test_another_uri_is_refused(make_shim, storage):
+def test_another_uri_is_refused(make_shim, storage, tmp_path):
     """Catches a query that starts empty, or splits its state over two storages."""
     shim = make_shim()
     engine = Engine(shim.scratch)
@@ -109,6 +111,7 @@ def test_another_uri_is_refused(make_shim, storage):
         assert (error["class"], error["kind"]) == ("IncompatibleError", "storage-changed")
         assert "file:/some/where" in error["message"]
         assert storage[0] in error["message"]
+        assert f"write that as `storage` into {tmp_path}/ck/statestore.json" in error["message"]
     error = error_of(engine.request("commit", **other.request(rows(2))))
     assert error["kind"] == "storage-changed"
 
@@ -225,6 +228,60 @@ def test_damaged_placement_is_named(make_shim, tmp_path, damage):
 
     assert error["class"] == ("IncompatibleError" if b"9" in damage else "CorruptionError")
     assert "statestore.json" in error["message"]
+
+
+@pytest.mark.parametrize("key", ["with-key", "without-key"])
+@pytest.mark.parametrize("store", ["default", "left-keyToNumValues"])
+def test_lost_placement_is_named(make_shim, tmp_path, storage, key, store):
+    """Catches advice to give whole state up, and advice by which it is not found again."""
+    shim = make_shim()
+    shim.store["name"] = store
+    commit_all(Engine(shim.scratch), shim, 1)
+    placement = tmp_path / "ck/statestore.json"
+    directory = json.loads(placement.read_text())["id"]
+    placement.unlink()
+    again = make_shim("2") if key == "with-key" else make_shim("2", checkpoint_storage="")
+    again.store["name"], again.parent, again.num_keys = store, shim.parent, shim.num_keys
+
+    error = error_of(Engine(again.scratch).request("load", **again.load()))
+
+    assert (error["class"], error["kind"]) == ("IncompatibleError", "storage-changed")
+    assert error["fields"]["file"] == str(placement)
+    written = error["message"][error["message"].index("{") : error["message"].index("}") + 1]
+    placement.write_text(written.replace("URI", storage[0]).replace("ID", directory))
+    assert Engine(again.scratch).call("load", **again.load())["num_keys"] == 1
+
+
+def test_operations_say_that_the_placement_is_lost(tmp_path):
+    """Catches a repair that calls whole state lost, and says to begin anew."""
+    made = write_checkpoint(tmp_path / "made", [{"default": {("a", 1): (1, "")}}] * 2)
+    options = {"checkpoint_storage": str(tmp_path / "storage")}
+    Checkpoint(made, storage_options=options).restore(tmp_path / "ck")
+    checkpoint = Checkpoint(tmp_path / "ck")
+    (tmp_path / "ck/statestore.json").unlink()
+
+    for call in (checkpoint.verify, checkpoint.repair, lambda: checkpoint.rows().read()):
+        with pytest.raises(IncompatibleError, match=r"statestore\.json") as caught:
+            call()
+        assert caught.value.kind == "storage-changed"
+    with pytest.raises(IncompatibleError, match=r"statestore\.json"), checkpoint.open_store():
+        pass
+
+
+def test_state_that_was_moved_back_by_hand_is_not_called_lost(make_shim, tmp_path):
+    """Catches advice that leads a checkpoint to state which it has left."""
+    shim = make_shim(checkpoint_storage=str(tmp_path / "storage"))
+    commit_all(Engine(shim.scratch), shim, 1)
+    placement = tmp_path / "ck/statestore.json"
+    state = tmp_path / "storage" / json.loads(placement.read_text())["id"]
+    shutil.copytree(state, tmp_path / "ck/state", dirs_exist_ok=True)
+    placement.unlink()
+    again = make_shim("2")
+    again.parent, again.num_keys = shim.parent, shim.num_keys
+
+    error = error_of(Engine(again.scratch).request("load", **again.load()))
+
+    assert "keeps its state in its own directory" in error["message"]
 
 
 @pytest.mark.parametrize("storage", ["s3"], indirect=True)

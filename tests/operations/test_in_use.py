@@ -12,7 +12,7 @@ import pytest
 
 from statestore import Checkpoint
 from statestore.checkpoint.lease import Holder, Lease, Leases
-from statestore.checkpoint.placement import require_own_state
+from statestore.checkpoint.placement import Placement, read_owner, require_own_state
 from statestore.core.clock import ManualClock, SystemClock
 from statestore.core.errors import CorruptionError, IncompatibleError, InUseError, StorageError
 from statestore.core.ids import RandomIds
@@ -371,14 +371,22 @@ CHANGES = {
 }
 
 
-@pytest.fixture
-def elsewhere(tmp_path):
-    """A checkpoint whose state lies on another storage."""
+@pytest.fixture(params=["placement", "state", "state/0"])
+def elsewhere(request, tmp_path):
+    """A checkpoint whose state lies on another storage, or on another disk behind a link."""
     rows = {(f"word-{number}", number): (number, "note") for number in range(30)}
     made = write_checkpoint(tmp_path / "made", [{"default": rows}] * 4, checkpoint_format=2)
-    options = {"checkpoint_storage": str(tmp_path / "storage")}
-    Checkpoint(made, storage_options=options).restore(tmp_path / "original")
-    return tmp_path / "original"
+    original = tmp_path / "original"
+    if request.param == "placement":
+        options = {"checkpoint_storage": str(tmp_path / "storage")}
+        Checkpoint(made, storage_options=options).restore(original)
+    else:
+        Path(made).rename(original)
+        (tmp_path / "storage").mkdir()
+        there = (original / request.param).rename(tmp_path / "storage" / "on-disk")
+        (original / request.param).symlink_to(there)
+        Checkpoint(original).compact()  # the first that writes there
+    return original
 
 
 def test_operation_waits_for_one_that_ends_and_then_is_done(tmp_path):
@@ -406,7 +414,7 @@ def test_copy_of_a_checkpoint_does_not_change_the_state_of_the_original(
     tmp_path, elsewhere, change
 ):
     """Catches an operation on a copy, or on a made-up checkpoint, that takes other rows."""
-    shutil.copytree(elsewhere, tmp_path / "copy")
+    shutil.copytree(elsewhere, tmp_path / "copy", symlinks=True)
     (tmp_path / "other name").symlink_to(elsewhere)
     files = files_below(tmp_path / "storage")
 
@@ -430,7 +438,7 @@ def test_store_of_a_copy_does_not_commit_into_the_state_of_the_original(tmp_path
             batch.put(b"key", b"value")
             batch.commit()
 
-    shutil.copytree(elsewhere, tmp_path / "copy")
+    shutil.copytree(elsewhere, tmp_path / "copy", symlinks=True)
     (tmp_path / "other name").symlink_to(elsewhere)
     files = files_below(tmp_path / "storage")
 
@@ -472,7 +480,7 @@ def test_checkpoint_under_another_mount_is_told_to_leave_the_file_alone(tmp_path
         f"if this is the same directory under another mount, do it where the directory is "
         f"{elsewhere}, or mount it there, and write no file"
     )
-    shutil.copytree(tmp_path / "mounted", elsewhere)
+    shutil.copytree(tmp_path / "mounted", elsewhere, symlinks=True)
     assert advice().startswith("copy checkpoints by `statestore branch`")
 
 
@@ -489,9 +497,78 @@ def test_checkpoint_that_was_moved_is_told_what_to_do_where_its_old_place_fails(
     def ask(_uri):
         raise StorageError("cannot list", kind=kind, to_fix="give rights")
 
+    placement = Placement("s3://all", "1d")
     with pytest.raises(found, match="belongs_to='s3://old/state'") as caught:
-        require_own_state("s3://new/state", io, "/s", ask)
-    assert "write s3://new/state as `checkpoint` into /s/checkpoint.json" in caught.value.to_fix
+        require_own_state("s3://new/state", placement, io, "/s", ask)
+    file = "s3://all/1d/checkpoint.json"
+    assert f"write s3://new/state as `checkpoint` into {file}" in caught.value.to_fix
+    assert "write NEW as `storage` into s3://new/statestore.json" in caught.value.to_fix
+
+
+def test_checkpoint_whose_bucket_is_no_more_is_told_where_its_place_is_written(tmp_path):
+    """Catches advice to begin anew, where the state was moved to another bucket."""
+
+    class NoBucket(MemoryFileIO):
+        def read_tail(self, path, num_bytes):
+            raise StorageError("no bucket", kind="directory-gone", to_fix="create it", path=path)
+
+    with pytest.raises(StorageError, match=r"as `storage` into s3://new/statestore\.json"):
+        require_own_state(
+            "s3://new/state", Placement("s3://all", "1d"), NoBucket(str(tmp_path)), "/s", bool
+        )
+
+
+@pytest.mark.parametrize("elsewhere", ["placement"], indirect=True)
+def test_checkpoint_that_was_moved_with_its_state_does_what_the_message_says(tmp_path, elsewhere):
+    """Catches advice by which a checkpoint takes the state of the place that it was moved from."""
+    moved = tmp_path / "moved"
+    shutil.copytree(elsewhere, moved)
+    shutil.copytree(tmp_path / "storage", tmp_path / "new")
+    (owner,) = (tmp_path / "new").glob("*/checkpoint.json")
+    files = files_below(tmp_path / "storage")
+
+    with pytest.raises(IncompatibleError) as caught:
+        Checkpoint(moved).rescale(4)
+    binding = f"{moved}/statestore.json"
+    assert f"if the state was moved too, to NEW/{owner.parent.name}" in caught.value.to_fix
+    assert f"first write NEW as `storage` into {binding}" in caught.value.to_fix
+    said = json.loads(Path(binding).read_text())
+    Path(binding).write_text(json.dumps(said | {"storage": str(tmp_path / "new")}))
+    owner.write_text(json.dumps({"checkpoint": f"{moved}/state"}))
+    Checkpoint(moved).rescale(4)
+
+    assert Checkpoint(moved).verify(deep=True).ok
+    assert files_below(tmp_path / "storage") == files
+
+
+@pytest.mark.parametrize("elsewhere", ["state"], indirect=True)
+def test_copy_that_a_command_makes_of_state_behind_a_link_is_its_own(tmp_path, elsewhere):
+    """Catches a branch that says of itself that it is the original, once its state is moved."""
+    Checkpoint(elsewhere).branch(tmp_path / "branch")
+    assert not list((tmp_path / "branch").rglob("checkpoint.json"))
+    (tmp_path / "branch/state").rename(tmp_path / "other")
+    (tmp_path / "branch/state").symlink_to(tmp_path / "other")
+
+    Checkpoint(tmp_path / "branch").rescale(4)
+    Checkpoint(elsewhere).rescale(4)
+
+
+def test_two_that_write_first_behind_a_link_agree_whose_it_is(tmp_path):
+    """Catches a copy that takes the state, since both looked before one of them wrote."""
+    (tmp_path / "disk").mkdir()
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state").symlink_to(tmp_path / "disk")
+    one, two = (f"{tmp_path}/{name}/state" for name in ("one", "two"))
+
+    class Late(LocalFileIO):
+        def write(self, path, data, **how):
+            require_own_state(one, None, LocalFileIO(), one, bool)
+            super().write(path, data, **how)
+
+    with pytest.raises(IncompatibleError, match="belongs_to="):
+        require_own_state(two, None, Late(), two, lambda _: False)
+    assert read_owner(LocalFileIO(), f"{tmp_path}/disk") == one
 
 
 class Suspended(Storage):

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 DAMAGE = (CorruptionError, FencedError, IncompatibleError, NotFoundError)
 """Errors about files themselves. All others are about reaching them."""
-ABOUT_THE_READER = ("driver-lost", "newer-format", "other-provider")
-"""Kinds of them that say who cannot read the files."""
+ABOUT_THE_READER = ("driver-lost", "newer-format", "other-provider", "storage-changed")
+"""Kinds of them that say who cannot read the files, or where they are not looked for."""
 
 
 def is_damage(error: StateStoreError) -> bool:
