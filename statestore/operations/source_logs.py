@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from statestore.checkpoint.query_log import OffsetsEntry
+    from statestore.io.file_io import TreeFileIO
 
 SOURCES = "sources"
 _OFFSET = re.compile(r'\{"logOffset":([0-9]+)\}')
@@ -64,9 +65,19 @@ def check_sources(uri: str, offsets: Mapping[int, OffsetsEntry], names: Iterable
                 file=f"{SOURCES}/{source}/{lacks[source]}",
                 log_offset=newest,
                 told_by=f"offsets/{next(told_by)}",
-                to_fix="put the directory back from a copy of the checkpoint; else start the "
-                "query with a new checkpoint directory",
+                to_fix="put the directory back from a copy of the checkpoint; else see whether "
+                "`statestore repair` finds a version to go back to, or start the query with a new "
+                "checkpoint directory",
             )
+
+
+def names_of_sources(io: TreeFileIO, checkpoint: str) -> list[str]:
+    """Return the paths of all files of sources below the checkpoint directory.
+
+    Raises:
+        StorageError: The storage failed.
+    """
+    return [f"{SOURCES}/{info.name}" for info in io.list_tree(f"{checkpoint}/{SOURCES}")]
 
 
 def has_input(before: OffsetsEntry, entry: OffsetsEntry, names: Iterable[str]) -> bool:

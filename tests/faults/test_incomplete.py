@@ -13,6 +13,7 @@ from statestore.cli.commands import cli
 from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
 from statestore.testing.stores import OPERATORS
+from tests.damaged import make_small
 from tests.rescaled import edit_conf
 
 
@@ -216,6 +217,58 @@ def test_repair_says_what_is_lost_for_good(tmp_path, loss):
     assert status == 1
     assert "no version of the checkpoint can be read" in output
     assert missing.replace("2", "1") in output or missing in output
+
+
+def is_started(path):
+    """Whether Spark starts the query: what it reads of its logs and of a file source's then."""
+    planned, committed, noted = (
+        sorted(int(file.name) for file in Path(path, log).glob("[0-9]*"))
+        for log in ("offsets", "commits", "sources/0")
+    )
+    newest = planned[-1]
+    log_offset = json.loads((Path(path) / "offsets" / str(newest)).read_text().split("\n")[2])
+    return (
+        (newest == 0 or newest - 1 in planned)
+        and committed[-1:] in ([newest], [newest - 1] if newest else [])
+        and noted == list(range(len(noted)))
+        and len(noted) > log_offset["logOffset"]
+    )
+
+
+@pytest.mark.parametrize(("num_batches", "num_planned"), [(2, 0), (3, 0), (3, 1)])
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_any_file_of_logs_that_is_lost_is_made_up_for_or_has_a_fix(
+    tmp_path, checkpoint_format, num_batches, num_planned
+):
+    """Catches a checkpoint that is called well, or repaired, and whose query does not start."""
+    made = make_small(tmp_path, num_batches, num_partitions=1, checkpoint_format=checkpoint_format)
+    for _ in range(num_planned):
+        made.plan()
+    whole = Path(made.path)
+    logs = [file for log in ("offsets", "commits", "sources/0") for file in (whole / log).iterdir()]
+    assert len(logs) == 3 * num_batches + 2 * num_planned
+    num_repaired = 0
+    for number, file in enumerate(logs):
+        path = tmp_path / f"{number}"
+        shutil.copytree(whole, path)
+        lost = path / file.relative_to(whole)
+        lost.unlink()
+        assert is_started(path) or not Checkpoint(path).verify().ok, lost
+
+        status, output = run_json("repair", str(path), "--yes")
+        output = " ".join(output.split())
+        if status:
+            assert "from a copy" in output or "put the file back" in output
+            assert "restore a savepoint" in output
+            shutil.copy(file, lost)
+        num_repaired += not status and "nothing to repair" not in output
+
+        assert Checkpoint(path).verify(deep=True).ok, lost
+        assert is_started(path), lost
+        assert not Checkpoint(path).repair().is_needed, lost
+        if not num_planned:
+            Checkpoint(path).branch(tmp_path / "branch", dry_run=True)
+    assert num_repaired > 1
 
 
 @pytest.mark.parametrize("checkpoint_format", [1, 2])

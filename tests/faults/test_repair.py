@@ -98,6 +98,58 @@ def test_damaged_snapshot_that_nothing_stands_for_costs_batches(tmp_path):
     assert [path for path in snapshots if not path.exists()] == [snapshots[0]]
 
 
+@pytest.mark.parametrize("is_under_way", [False, True])
+def test_batch_that_its_file_source_does_not_know_is_planned_anew(tmp_path, is_under_way):
+    """Catches a batch that runs again as it was planned, and fails in its source each time."""
+    query = make_query(tmp_path / "query")
+    if is_under_way:
+        query.plan()
+    batch = 3 if is_under_way else 2
+    (tmp_path / "query" / "sources" / "0" / f"{batch}").unlink()
+
+    to_fix = Checkpoint(query.path).verify().to_fix
+    plan = Checkpoint(query.path).repair()
+
+    assert f"statestore repair {query.path}" in to_fix
+    assert plan.is_needed
+    assert (plan.version, plan.replayed_batch, plan.replanned_batches) == (batch, None, (batch,))
+    assert plan.unplans == (batch,)
+    assert plan.uncommits == (() if is_under_way else (batch,))
+    assert Checkpoint(query.path).verify(versions="all", deep=True).ok
+    assert not Checkpoint(query.path).repair().is_needed
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_entry_before_the_newest_is_one_that_spark_starts_from(tmp_path, is_lost):
+    """Catches a checkpoint that is called well, and a query that no start and no repair begins."""
+    made = make_small(tmp_path, 4)
+    entry = Path(made.path, "offsets", "2")
+    entry.unlink() if is_lost else entry.write_text("garbage")
+
+    (finding,) = Checkpoint(made.path).verify().findings
+    plan = Checkpoint(made.path).repair()
+
+    assert (finding.version, finding.file, finding.is_recoverable) == (4, str(entry), False)
+    assert (plan.is_needed, plan.version) == (True, 2)
+    assert (plan.replayed_batch, plan.replanned_batches) == (None, (2, 3))
+    assert {of.version for of in plan.findings} == {3, 4}
+    assert Checkpoint(made.path).verify(deep=True).ok
+
+
+def test_repair_goes_back_no_further_than_spark_starts(tmp_path):
+    """Catches a version that is gone back to, whose query lacks the entry before its own."""
+    made = make_small(tmp_path, 4)
+    made.plan()
+    Path(made.path, "offsets", "2").write_text("garbage")
+    Path(made.path, "offsets", "4").write_text("garbage")
+
+    plan = Checkpoint(made.path).repair()
+
+    assert (plan.version, plan.replayed_batch) == (2, None)
+    assert {of.version for of in plan.findings} == {3, 4}
+    assert Checkpoint(made.path).verify(deep=True).ok
+
+
 def fetches(io, act):
     """How many files a call fetches."""
     io.arm(None)

@@ -79,6 +79,25 @@ def test_undo_that_cannot_be_done_deletes_nothing(tmp_path, change, error, match
     assert listing(made.path) == before
 
 
+def test_begun_rescale_of_damaged_state_has_a_way_out(tmp_path):
+    """Catches an undo that says rescale, and a rescale that says undo."""
+    made = make(tmp_path, operators=KEYED)
+    Checkpoint(made.path).rescale(8)
+    Path(made.path, "commits", "3").unlink()
+    for file in Path(made.path, "state/0").glob("*/3.delta.arrows"):
+        file.unlink()
+
+    with pytest.raises(
+        InvalidArgumentError, match=r"the state before.*statestore repair"
+    ) as raised:
+        Checkpoint(made.path).undo_rescale()
+    assert "rescale to the former number" not in str(raised.value)
+    plan = Checkpoint(made.path).repair()
+
+    assert (plan.version, plan.undone_rescales) == (2, (3,))
+    assert Checkpoint(made.path).verify(deep=True).ok
+
+
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
 def test_undo_after_a_repair_that_left_later_files(tmp_path, checkpoint_format):
     """Catches an undo that takes files which no log names for a batch that has run."""

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.step import Step
 
+_OF_COMMITTED = "rescale to the former number of state partitions instead"
+_OF_BEGUN = (
+    "put the file back from a copy; else go back to an older version with `statestore repair`, "
+    "which takes the rescale back"
+)
+
 
 class Undo:
     """The undo of the newest rescale of an open checkpoint; making it changes nothing.
@@ -118,10 +124,12 @@ class Undo:
             InvalidArgumentError: It cannot.
         """
         found = verify(self._checkpoint, versions=[self._version - 1]).findings
+        is_begun = self._found is not None and not self._found.is_committed
         for finding in (finding for finding in found if not finding.is_recoverable):
             raise _nothing_to_undo(
                 self._checkpoint,
                 "the state before the rescale is not all here",
+                to_fix=_OF_BEGUN if is_begun else _OF_COMMITTED,
                 store=str(finding.store),
                 found=finding.problem,
             )
@@ -148,7 +156,7 @@ class Undo:
 
 
 def _nothing_to_undo(
-    checkpoint: OpenCheckpoint, reason: str, **fields: str
+    checkpoint: OpenCheckpoint, reason: str, *, to_fix: str = _OF_COMMITTED, **fields: str
 ) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"there is no rescale to undo: {reason}",
@@ -156,5 +164,5 @@ def _nothing_to_undo(
         batch=checkpoint.newest_planned,
         num_partitions=checkpoint.num_partitions,
         **fields,
-        to_fix="rescale to the former number of state partitions instead",
+        to_fix=to_fix,
     )

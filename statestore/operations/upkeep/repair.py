@@ -4,9 +4,9 @@ Spark's logs decide from which version a query starts. A repair takes the entrie
 out of them and keeps them aside; state files stay where they are, and a batch that runs again
 writes its own. But a damaged snapshot or merged file is deleted: maintenance would find it by the
 version that it stands for, and later versions would be made of it again. The first batch to run
-again is planned as it was, so it reads the same input; later ones are planned anew from there. A
-rescale or edit after that version is taken back, finished or not. Nothing goes back behind a
-`forget`: files of before may be left, and have the keys.
+again is planned as it was where it can be, so it reads the same input; later ones are planned anew
+from there. A rescale or edit after that version is taken back, finished or not. Nothing goes back
+behind a `forget`: files of before may be left, and have the keys.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from statestore.checkpoint.query_log import QueryLog, read_bytes, try_read_bytes
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 from statestore.operations.batches import read_own_batch
 from statestore.operations.result import Change, Result, no_progress
+from statestore.operations.source_logs import check_sources, names_of_sources
 from statestore.operations.states import check_committed
 from statestore.operations.step import step
-from statestore.operations.upkeep.verification import to_fix_metadata
-from statestore.operations.upkeep.verify import verify_back
+from statestore.operations.upkeep.verification import Finding, to_fix_metadata
+from statestore.operations.upkeep.verify import check_entry_before, verify_back
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.result import Progress
     from statestore.operations.step import Step
-    from statestore.operations.upkeep.verification import Finding
 
 _OF_DAMAGE = ("checksum-mismatch", "truncated", "corruption")
 """Kinds of errors that are about the bytes of a file."""
@@ -51,10 +51,10 @@ class Repair(Result):
         version: Newest version that can be read; the query starts from it afterwards.
         findings: What is wrong with the newer ones, and what is wrong with it and recoverable.
         replayed_batch: The batch that runs again exactly as it was planned, None where nothing is
-            taken back and no batch was under way.
-        replanned_batches: Committed batches after it, and one under way whose entry is damaged;
-            their input is planned anew, so their results come again in batches that may be cut
-            otherwise.
+            taken back and no batch was under way, or it cannot be repeated.
+        replanned_batches: Committed batches after it, and one that cannot be repeated: its entry is
+            damaged, or a file source does not know its files any more. Their input is planned anew,
+            so their results come again in batches that may be cut otherwise.
         undone_rescales: Batches of rescales after the version, which have to be done again.
         undone_edits: Batches of edits after the version: rows that they deleted are there again,
             those that they put are not, and the watermark is that of before.
@@ -178,7 +178,14 @@ def _find(checkpoint: OpenCheckpoint, progress: Progress, *, deep: bool) -> Repa
     for batch, found in zip(reversed(checkpoint.done_batches), verified, strict=True):
         findings += found.findings
         if found.is_readable(batch + 1):
-            return _back_to(checkpoint, batch + 1, findings)
+            back = _back_to(checkpoint, batch + 1, findings)
+            try:
+                if back.replayed_batch is None:
+                    check_entry_before(checkpoint, batch + 1)
+            except (CorruptionError, NotFoundError) as error:
+                findings.append(Finding.of(batch + 1, None, error))
+            else:
+                return back
         if _kind_of(checkpoint, batch) == "forgotten":
             raise NotFoundError(
                 "no version can be read since keys were forgotten, and those before have the keys",
@@ -222,6 +229,8 @@ def _back_to(checkpoint: OpenCheckpoint, version: int, findings: list[Finding]) 
             rescales.append(batch)
         elif _kind_of(checkpoint, batch) not in (None, "rescale"):
             edits.append(batch)
+        elif batch == version and not _has_sources(checkpoint, batch):
+            damaged.append(batch)
     # These read no input, so nothing is planned by them that could run again.
     replayed = version if version in {*planned} - {*rescales, *edits, *damaged} else None
     unplans = tuple(batch for batch in planned if batch != replayed)
@@ -247,6 +256,16 @@ def _back_to(checkpoint: OpenCheckpoint, version: int, findings: list[Finding]) 
         damaged_files=tuple(_damaged_files(version, findings)),
         done=False,
     )
+
+
+def _has_sources(checkpoint: OpenCheckpoint, batch: int) -> bool:
+    """Return whether file sources know what a planned batch reads."""
+    names = names_of_sources(checkpoint.io, checkpoint.path)
+    try:
+        check_sources(checkpoint.uri, {batch: checkpoint.offsets_entry(batch)}, names)
+    except NotFoundError:
+        return False
+    return True
 
 
 def _damaged_files(version: int, findings: Iterable[Finding]) -> dict[str, None]:

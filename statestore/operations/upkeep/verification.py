@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from statestore.codec.references import StoreName
+    from statestore.core.errors import StateStoreError
 
 
 _OFFSETS = re.compile(r"/offsets/[0-9]+$")
@@ -33,8 +34,7 @@ class Finding:
         problem: The error's text.
         is_recoverable: Whether all rows of the version are there all the same: in the files that a
             damaged snapshot was made of (filesystem, heap), by an older snapshot and the changes
-            since (Spark's own providers), or since only the entry of the batch after it is
-            damaged.
+            since (Spark's own providers), or since only the batch after it cannot be repeated.
         file: Path of the file that is damaged or missing; None where it is not one file.
     """
 
@@ -44,6 +44,20 @@ class Finding:
     problem: str
     is_recoverable: bool = False
     file: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        version: int,
+        store: StoreName | None,
+        error: StateStoreError,
+        *,
+        is_recoverable: bool = False,
+    ) -> Finding:
+        """Return what an error says of a version."""
+        file = error.fields.get("file")
+        named = None if file is None else str(file)
+        return cls(version, store, error.kind, str(error), is_recoverable, named)
 
     def describe(self) -> str:
         """Return it in a line."""
@@ -154,7 +168,8 @@ class Verification(Shown):
             if any(_SOURCES.match(finding.file or "") for finding in self.findings):
                 return (
                     "every row can be read, but the source of the batch under way does not know "
-                    f"what it has read: put {self.checkpoint}/sources back from a copy"
+                    f"what it has read: put {self.checkpoint}/sources back from a copy, or see "
+                    f"what statestore repair {uri} takes back"
                 )
             return (
                 "every row can be read and the query starts; a later snapshot takes the place of a "

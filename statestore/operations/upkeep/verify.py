@@ -48,7 +48,7 @@ from statestore.operations.processes import (
 )
 from statestore.operations.result import no_progress
 from statestore.operations.savepoint.savepoint import savepoint_in
-from statestore.operations.source_logs import SOURCES, check_sources
+from statestore.operations.source_logs import check_sources, names_of_sources
 from statestore.operations.states import check_committed, most_rows, state_of
 from statestore.operations.upkeep.verification import Finding, Verification
 from statestore.operations.upkeep.what_expired import (
@@ -100,7 +100,7 @@ def verify(
     for version in wanted:
         check_committed(checkpoint, version)
     if checkpoint.newest_version in {*wanted} | {0}:
-        verifier.verify_batch_under_way()
+        verifier.verify_start()
     return verifier.run(sorted(wanted, reverse=True), progress)
 
 
@@ -125,12 +125,24 @@ def verify_back(
         As `Directory.verify`.
     """
     verifier = _Verifier(checkpoint, deep=deep, skips_expired=False)
-    verifier.verify_batch_under_way()
+    verifier.verify_start()
     for batch in reversed(checkpoint.done_batches):
         is_newest = batch + 1 == checkpoint.newest_version
         found = verifier.run([batch + 1], progress, gives_up=not is_newest)
         own = tuple(finding for finding in found.findings if finding.version == batch + 1)
         yield replace(found, findings=own)
+
+
+def check_entry_before(checkpoint: OpenCheckpoint, version: int) -> None:
+    """Check that Spark starts from a version after whose batch none is planned.
+
+    It reads the entry of the batch before as well: from where to where the last batch has read.
+
+    Raises:
+        NotFoundError, CorruptionError, StorageError: As `offsets_entry`.
+    """
+    if version > 1:
+        checkpoint.offsets_entry(version - 2)
 
 
 @dataclass
@@ -203,14 +215,20 @@ class _Verifier:
         self.found = _Found()
         self._is_savepoint = False
 
-    def verify_batch_under_way(self) -> None:
-        """Read the entry that a restart runs again, which no version is made of."""
+    def verify_start(self) -> None:
+        """Read what Spark starts from beside the newest version: no version is made of it.
+
+        That is the entry of the batch under way, which runs again, or the one before the newest.
+        """
         newest = self._checkpoint.newest_version
-        if newest in self._checkpoint.planned_batches:
-            try:
+        is_under_way = newest in self._checkpoint.planned_batches
+        try:
+            if is_under_way:
                 self._check_sources(newest, self._checkpoint.offsets_entry(newest))
-            except DAMAGE as error:
-                self._find(newest, None, error, is_recoverable=True)
+            else:
+                check_entry_before(self._checkpoint, newest)
+        except DAMAGE as error:
+            self._find(newest, None, error, is_recoverable=is_under_way)
 
     def _verify_schemas(self, version: int) -> None:
         """Read the state schemas of every operator; one that Spark never wrote is no finding."""
@@ -237,8 +255,7 @@ class _Verifier:
 
     @cached_property
     def _source_names(self) -> list[str]:
-        directory = f"{self._checkpoint.path}/{SOURCES}"
-        return [f"{SOURCES}/{info.name}" for info in self._checkpoint.io.list_tree(directory)]
+        return names_of_sources(self._checkpoint.io, self._checkpoint.path)
 
     def run(
         self, versions: list[int], progress: Progress, *, gives_up: bool = False
@@ -518,14 +535,7 @@ class _Verifier:
             if expired and self._may_expire(version):
                 self.found.expired.add(version)
             self.found.findings.append(
-                Finding(
-                    version,
-                    store,
-                    error.kind,
-                    str(error),
-                    is_recoverable,
-                    None if error.fields.get("file") is None else str(error.fields["file"]),
-                )
+                Finding.of(version, store, error, is_recoverable=is_recoverable)
             )
 
 
