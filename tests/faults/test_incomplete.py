@@ -271,6 +271,24 @@ def test_any_file_of_logs_that_is_lost_is_made_up_for_or_has_a_fix(
     assert num_repaired > 1
 
 
+def test_log_of_a_file_source_with_a_gap_is_cut_off_and_repaired(tmp_path):
+    """Catches whole state that is given up where its page has a way to keep it."""
+    made = make_small(tmp_path, 4)
+    log = Path(made.path, "sources", "0")
+    (log / "2").unlink()
+    with pytest.raises(NotFoundError, match="no version of the checkpoint can be read"):
+        Checkpoint(made.path).repair()
+
+    (log / "3").unlink()
+    plan = Checkpoint(made.path).repair()
+
+    assert (plan.version, plan.replayed_batch, plan.replanned_batches) == (2, None, (2, 3))
+    assert is_started(made.path)
+    assert Checkpoint(made.path).verify(deep=True).ok
+    page = run_json("explain", "file-not-found")[1]
+    assert "move its later entries out of the checkpoint" in page
+
+
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
 def test_repair_goes_back_over_commits_that_were_lost(tmp_path, checkpoint_format):
     """Catches a query that goes on from a version no entry of the commit log speaks of."""
