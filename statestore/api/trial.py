@@ -20,6 +20,7 @@ from statestore.core.errors import (
 )
 from statestore.core.text import Shown
 from statestore.io.local import temporary_directory
+from statestore.io.storage import is_same_directory
 from statestore.operations.in_use import require_directory_not_in_use
 from statestore.operations.new_directory import check_apart
 from statestore.operations.result import no_progress
@@ -170,11 +171,13 @@ class Trial(Shown):
             InUseError: A query or another operation is at the checkpoint, or a copy of it is made.
             InvalidArgumentError: It was not compared, or differs and that is not accepted (kind
                 trial-failed); the query has run since; or its newest batch is planned and not
-                committed (kind unfinished-batch).
+                committed (kind unfinished-batch); or the directory is a copy of a trial's, whose
+                record names the checkpoint of the original.
         """
         reach, _ = self._reach.with_new(self.uri if savepoint is None else savepoint)
         with self._open(reach) as (io, path):
             record = self._record(io, path)
+            self._require_own(record)
             is_begun = record.state in (State.PROMOTING, State.PROMOTED)
             if is_begun:
                 to = self._reach.beside(record.savepoint)
@@ -217,10 +220,12 @@ class Trial(Shown):
             InUseError: A query or another operation is at a checkpoint whose old is put back; or
                 the trial runs, or is being promoted.
             InvalidArgumentError: A promote was begun and not finished, and the record does not say
-                where the old is (kind unfinished-operation).
+                where the old is (kind unfinished-operation); or the directory is a copy of a
+                trial's.
         """
         with self._open() as (io, path):
             record = self._record(io, path)
+            self._require_own(record)
             puts_back = self._puts_back(record)
             decided = Drop(
                 trial=self.uri, checkpoint=record.checkpoint, puts_back=puts_back, done=False
@@ -302,6 +307,23 @@ class Trial(Shown):
                 to_fix="name the directory of a trial, as `statestore try` makes it",
             )
         return found
+
+    def _require_own(self, record: Record) -> None:
+        """Check that a record is of this directory, and no copy: the original's checkpoint is left.
+
+        Raises:
+            InvalidArgumentError: It is a copy, or was moved.
+        """
+        if record.trial and not is_same_directory(record.trial, self.uri):
+            raise InvalidArgumentError(
+                "the trial is a copy of another, and names the checkpoint of that one",
+                trial=self.uri,
+                copy_of=record.trial,
+                checkpoint=record.checkpoint,
+                to_fix="delete this directory, and try the code again; if trial and checkpoint "
+                "were moved, and the others are no more, write their new URIs into the fields "
+                f"trial and checkpoint of {self.uri}/{RECORD_NAME}",
+            )
 
     def _require_not_in_use(self, io: TreeFileIO, path: str) -> None:
         """Check that no query of the trial runs, and no promote of it is under way.

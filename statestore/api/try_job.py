@@ -112,8 +112,8 @@ def try_job(
     Raises:
         InvalidArgumentError: The job failed, or starts no query of the checkpoint (kind
             trial-failed); no batch can be repeated; something else is in the directory of the
-            trial, or a trial of another checkpoint (kind checkpoint-exists); or a column to be
-            ignored is nowhere.
+            trial, or a trial of another checkpoint (kind checkpoint-exists), or the copy of a
+            trial; or a column to be ignored is nowhere.
         IncompatibleError: The state is in checkpoint memory, elsewhere than in the checkpoint, or
             of another provider.
         InUseError: The trial is being promoted, dropped, or tried by another call.
@@ -217,6 +217,8 @@ class _Attempt:
         with self.trial._open() as (io, path), self.checkpoint._reach.checkpoint() as old:
             check_triable(old)
             found = read_record(io, path)
+            if found is not None:
+                self.trial._require_own(found)
             if found is not None and not is_same_directory(found.checkpoint, old.uri):
                 raise InvalidArgumentError(
                     "the trial is one of another checkpoint",
@@ -240,7 +242,13 @@ class _Attempt:
                 self._require_empty(io, path)
             first = first_version_of(old, batches)
             attempt = old.place.ids.new_id()
-            record = Record(self.checkpoint.uri, old.query_id or "", self.asked, attempt=attempt)
+            record = Record(
+                self.checkpoint.uri,
+                old.query_id or "",
+                self.asked,
+                attempt=attempt,
+                trial=self.trial.uri,
+            )
             io.make_directory(path)
             with self._alone(io, path, found):
                 write_record(io, path, record)

@@ -354,6 +354,34 @@ def test_checkpoint_that_is_named_by_an_encoded_uri_is_tried(made, tmp_path):
     assert Trial(world.root / "checkpoint-trial").result.state == "branched"
 
 
+def test_copy_of_a_trial_leaves_the_checkpoint_of_the_original(made, tmp_path):
+    """Catches a checkpoint that is replaced by a trial of its copy: the record names the first."""
+    original, old, new = made
+    world = World(original, tmp_path / "world")
+    (world.root / "job.py").write_text("")
+    with pytest.raises(InvalidArgumentError, match="starts no query"):
+        try_job(world.root / "checkpoint", world.root / "job.py")
+    io, directory = LocalFileIO(), str(world.root / "trial")
+    made_by_try = read_record(io, f"{world.root}/checkpoint-trial").trial
+    assert made_by_try == f"{world.root}/checkpoint-trial"
+    write_record(io, directory, read_record(io, directory), trial=directory)
+    shutil.copytree(world.root, tmp_path / "copy")
+    copy = Trial(tmp_path / "copy" / "trial")
+    (tmp_path / "link").symlink_to(world.root)
+
+    for change in (
+        copy.promote,
+        copy.drop,
+        lambda: try_job(tmp_path / "copy" / "checkpoint", world.root / "job.py", trial=copy.uri),
+    ):
+        with pytest.raises(InvalidArgumentError, match="the trial is a copy of another"):
+            change()
+
+    assert world.stands == old
+    Trial(tmp_path / "link" / "trial").promote()
+    assert world.stands == new
+
+
 def test_savepoint_of_the_old_may_not_go_with_the_trial(made, tmp_path):
     """Catches the only copy of the old, made where a promote tidies up, and gone with that."""
     original, old, _ = made

@@ -113,6 +113,7 @@ class Record:
         error: Why the new code failed, in words; empty where it did not.
         ignored: Columns that did not count in the comparison.
         attempt: Random ID of the call that made the branch: no other has an equal record.
+        trial: URI of its directory, which a copy keeps; empty of an earlier release.
     """
 
     checkpoint: str
@@ -126,6 +127,7 @@ class Record:
     error: str = ""
     ignored: tuple[str, ...] = ()
     attempt: str = ""
+    trial: str = ""
 
     @property
     def is_same(self) -> bool:
@@ -172,6 +174,7 @@ def read_record(io: TreeFileIO, directory: str) -> Record | None:
             found.text("error"),
             tuple(str(column) for column in found.items("ignored")),
             found.text("attempt"),
+            found.text("trial") if found.has("trial") else "",
         )
     except MalformedError as error:
         raise CorruptionError(
