@@ -157,6 +157,20 @@ def operators_of(files: OperatorFiles, newest_batch: int | None = None) -> tuple
     )
 
 
+def schema_uris_of(files: OperatorFiles) -> tuple[str, ...]:
+    """Return the URIs by which Spark finds the newest schema of each store, at the next start.
+
+    Only metadata of version 2 has any. Errors as `read_operators`.
+    """
+    return tuple(
+        store["stateSchemaFilePaths"][-1]
+        for of_batches in files
+        for path, text in [of_batches[max(of_batches)]]
+        for store in _take_apart(text, path)[1]["stateStoreInfo"]
+        if store.get("stateSchemaFilePaths")
+    )
+
+
 def _read_files(io: FileIO, state_directory: str, operator: int) -> dict[int, tuple[str, str]]:
     """Return path and text of an operator's metadata by first batch, -1 for version 1.
 

@@ -19,6 +19,7 @@ from statestore.checkpoint.operator_metadata import (
     operator_metadata_path,
     operators_of,
     read_operator_files,
+    schema_uris_of,
 )
 from statestore.checkpoint.placement import read_placement
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, fix_of_metadata, read_bytes
@@ -306,6 +307,11 @@ class OpenCheckpoint(QueryLogs):
         Which variables are lists, for one, later code may say otherwise.
         """
         return operators_of(self._operator_files, version - 1)
+
+    @property
+    def schema_uris(self) -> tuple[str, ...]:
+        """URIs by which Spark finds state schemas: of another place, once the checkpoint moved."""
+        return schema_uris_of(self._operator_files)
 
     @cached_property
     def _operator_files(self) -> OperatorFiles:

@@ -28,6 +28,7 @@ from statestore.core.errors import (
     StateStoreError,
     StorageError,
 )
+from statestore.core.options import StateStoreOptions
 from statestore.operations import processes
 from statestore.operations.processes import map_in_processes
 from statestore.testing.checkpoints import MadeCheckpoint
@@ -35,6 +36,7 @@ from statestore.testing.deltas import write_stream
 from statestore.testing.stores import OPERATORS, MadeStore, schema_of, unsafe_row
 from tests.checkpoints import make_query
 from tests.damaged import flip, make_with_snapshots
+from tests.seams import at
 
 ROOT = Path(__file__).resolve().parents[2]
 STORE = StoreName(0, 1)
@@ -417,6 +419,63 @@ def test_damaged_entry_of_the_batch_under_way_is_told_for_what_it_is(tmp_path):
     assert "Spark does not start the query" in to_fix
     assert f"statestore repair {query.path}" in to_fix
     assert "compact" not in to_fix
+
+
+def _name_schemas(path):
+    """Make the metadata of a checkpoint's operator that of one with state variables."""
+    operator = path / "state/0"
+    schemas = operator / "_stateSchema/default"
+    schemas.mkdir(parents=True)
+    for name in ("0_x", "1 %41"):
+        shutil.copy(operator / "0/_metadata/schema", schemas / name)
+    metadata = operator / "_metadata/metadata"
+    fields = json.loads(metadata.read_text().splitlines()[1])
+    (store,) = fields["stateStoreInfo"]
+    # The shim asks for the newest alone.
+    older = "file:/gone/state/0/_stateSchema/default/0_x"
+    store["stateSchemaFilePaths"] = [older, f"file:{schemas}/1 %41"]
+    metadata.unlink()
+    (operator / "_metadata/v2").mkdir()
+    (operator / "_metadata/v2/0").write_text(f"v2\n{json.dumps(fields)}")
+
+
+def test_moved_checkpoint_whose_schemas_are_named_elsewhere_is_found(tmp_path):
+    """Catches the word that all is well, where Spark then does not start the query."""
+    path = Path(make_query(tmp_path / "made %41").path)
+    _name_schemas(path)
+    (tmp_path / "link").symlink_to(path)
+    assert Checkpoint(path).verify().ok
+    assert Checkpoint(tmp_path / "link").verify().ok
+    copy = shutil.copytree(path, tmp_path / "copy")
+    assert Checkpoint(copy).verify().ok, "the shim finds the schemas of the original"
+    moved = path.rename(tmp_path / "moved")
+
+    found = Checkpoint(moved).verify(deep=True)
+
+    (finding,) = found.findings
+    assert (finding.kind, finding.is_recoverable) == ("file-not-found", True)
+    assert str(path) in finding.file
+    assert f"statestore restore {moved} NEW" in found.to_fix
+    assert Checkpoint(moved).savepoint(tmp_path / "savepoint").made.verify().ok
+    assert Checkpoint(moved).restore(tmp_path / "new").made.verify().ok
+
+
+def test_schemas_of_a_moved_checkpoint_are_looked_for_on_s3(tmp_path, s3_server, bucket):
+    """Catches silence where the former bucket is gone, and damage where nobody can tell."""
+    path = Path(make_query(tmp_path / "made").path)
+    _name_schemas(path)
+    metadata = path / "state/0/_metadata/v2/0"
+    named = metadata.read_text()
+    s3_server.put_many(bucket, ["ck/state/0/_stateSchema/default/1 %41"])
+
+    def is_well(root):
+        metadata.write_text(named.replace(f"file:{path}", root))
+        return at(path, options=StateStoreOptions(**s3_server.options())).verify().ok
+
+    assert is_well(f"s3a://{bucket}/ck")
+    assert not is_well(f"s3a://{bucket}/other")
+    assert not is_well("s3a://gone/ck")
+    assert is_well("unknown://gone/ck")
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,14 @@ class Verification(Shown):
                     + "; without it, and without .metadata.crc beside it on a local disk, the "
                     "query starts under a new ID, and its sinks take it for another query"
                 )
-            if any(_is_schema(finding.file or "") for finding in self.findings):
+            of_schemas = {one.kind for one in self.findings if _is_schema(one.file or "")}
+            if of_schemas == {"file-not-found"}:
+                return (
+                    "every row can be read, but Spark does not start the query: let the checkpoint "
+                    f"be where its schemas are named, or run statestore restore {uri} NEW, with "
+                    "NEW as the query names it"
+                )
+            if of_schemas:
                 return (
                     "put the state schemas back from a copy, a savepoint has them: every row can "
                     "be read, but Spark does not start the query without them"

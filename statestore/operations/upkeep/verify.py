@@ -5,8 +5,8 @@ and the one its reference names. Deep reads every byte as well: the checksum of 
 row in the key group and the state partition that its key belongs to, and as many rows as the
 version says. Of Spark's own providers fast means that every file is there, and deep that every row
 can be read, matches the checksums that there are, and lies in its state partition. Either way
-the state schemas are read, without which no query starts, and file sources must have the log of
-what a version had read.
+the state schemas are read, without which no query starts, they must be where Spark looks for them,
+and file sources must have the log of what a version had read.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from statestore.core.errors import (
     require_whole,
 )
 from statestore.io.local import named_errors
+from statestore.io.storage import is_within, place_uri
 from statestore.operations import spark_states
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, OpenCheckpoint, open_checkpoint
 from statestore.operations.metadata_file import read_metadata
@@ -248,6 +249,35 @@ class _Verifier:
                     continue
                 except DAMAGE as error:
                     self._find(version, None, error, is_recoverable=True)
+        if self._is_repairable:  # a savepoint is restored, which names them anew
+            self._verify_schema_uris(version)
+
+    def _verify_schema_uris(self, version: int) -> None:
+        """Look for state schemas where Spark does at the query's start, as the shim does."""
+        for uri in self._checkpoint.schema_uris:
+            if self._lacks(uri):
+                error = NotFoundError(
+                    "a schema of the state is not where the checkpoint names it, as after the "
+                    "checkpoint was moved",
+                    kind="file-not-found",
+                    checkpoint=self._checkpoint.uri,
+                    file=uri,
+                    to_fix="let the checkpoint be where that file is named, or restore it to a new "
+                    "one, under the path by which the query names it",
+                )
+                self._find(version, None, error, is_recoverable=True)
+
+    def _lacks(self, uri: str) -> bool:
+        """Return whether a file of another directory than the checkpoint's is not there."""
+        place = self._checkpoint.place
+        try:
+            directory, _, name = place_uri(uri, is_encoded=False).rpartition("/")
+            if is_within(directory, place.state_uri):
+                return False  # found where stores are looked for
+            io, path = place.open_other(directory, self._checkpoint.scratch_directory)
+            return all(info.name != name for info in io.list(path))
+        except StateStoreError as error:
+            return error.kind == "directory-gone"  # else nobody can tell from here
 
     def _check_sources(self, batch: int, entry: OffsetsEntry) -> None:
         """Check that file sources know what they have read by a batch; errors as there."""
