@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -530,6 +531,53 @@ def test_file_sink_that_would_leave_out_rows_is_refused(
         assert "[sink-apart] the file sink lacks batches" in _refusal(lane)
     lane.begin_output("new")
     lane.run_batches(1)
+    assert lane.rows() == lane.expected
+
+
+def test_file_sink_that_has_files_and_lost_its_log_is_refused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Catches a lost log that is taken for a new output: readers see no row of before any more.
+
+    The entry that is left is of a batch that an operation made: it names no file.
+    """
+    lane = FileSunk(spark, tmp_path)
+    lane.run_batches(3)
+    _rescale(lane)
+    lane.run_batches(1)
+    log = lane.output / LOG
+    whole = shutil.copytree(log, tmp_path / "whole")
+
+    for left in ("3", "none"):
+        for path in log.iterdir():
+            if path.name not in (left, f".{left}.crc"):
+                path.unlink()
+        assert "[sink-apart] the file sink lacks batches" in _refusal(lane)
+    shutil.rmtree(log)
+    assert "[sink-apart] the file sink lacks batches" in _refusal(lane)
+
+    whole.rename(log)
+    lane.run_batches(1)
+    assert lane.rows() == lane.expected
+    lane.begin_output("new")
+    (lane.output / "checkpoint").mkdir(parents=True)
+    (lane.output / "_SUCCESS").touch()
+    lane.run_batches(1)
+    assert lane.rows() == lane.expected
+
+
+def test_new_output_is_gone_on_with_where_its_first_batch_was_killed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Catches a query that never starts again: its output has files, and no entry that has any."""
+    lane = FileSunk(spark, tmp_path)
+    lane.run_batches(3)
+    _restore_to_new(lane)
+    lane.run_batches(1)
+
+    _lose_the_commit_before_the_sink_has_it(lane)
+    lane.run_batches(2)
+
     assert lane.rows() == lane.expected
 
 

@@ -1,5 +1,6 @@
 package io.statestore.provider
 
+import java.io.FileNotFoundException
 import java.util.{Collections, WeakHashMap}
 
 import org.apache.hadoop.fs.Path
@@ -127,7 +128,7 @@ private[statestore] object FileSinks extends Logging {
       val start = known.filter(CompactibleFileStreamLog.isCompactionBatch(_, compactInterval))
       val absent = (start.maxOption.getOrElse(0L) until next).filterNot(known)
       if (absent.forall(logs.isOfOperation)) (absent, false)
-      else if (known.forall(get(_).exists(_.isEmpty))) {
+      else if (known.forall(get(_).exists(_.isEmpty)) && !hasFiles) {
         val needed = CompactibleFileStreamLog.getAllValidBatches(next - 1, compactInterval)
         (needed.filterNot(known), true)
       } else {
@@ -138,6 +139,21 @@ private[statestore] object FileSinks extends Logging {
             s"next_batch=$next")
       }
     }
+
+    /**
+     * Whether batches have written here. Of a new output none has before its log is complete, also
+     * where the first one was killed; where the log was lost, files tell.
+     */
+    private def hasFiles: Boolean =
+      try {
+        val fs = output.getFileSystem(session.sessionState.newHadoopConf())
+        val found = fs.listStatusIterator(output)
+        Iterator.continually(found).takeWhile(_.hasNext).map(_.next()).exists { file =>
+          val name = file.getPath.getName
+          // Directories of rows are named COLUMN=VALUE: another is a checkpoint's, or anybody's.
+          name.contains("=") || file.isFile && !name.startsWith("_") && !name.startsWith(".")
+        }
+      } catch { case _: FileNotFoundException => false }
 
     def complete(missing: (Seq[Long], Boolean)): Unit = {
       val (batches, isNew) = missing
