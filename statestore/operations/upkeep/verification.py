@@ -83,6 +83,9 @@ class Verification(Shown):
         findings: What is wrong; empty when all is well.
         unchecked: Column families whose keys this release cannot read, each with why: whether their
             rows are in the key groups of their keys was not checked. That is no finding.
+        schemas_elsewhere: State schemas that Spark looks for at the query's start by these URIs, as
+            its metadata names them, and that are not there as seen from here: the checkpoint was
+            moved, or is under another mount than that of the query. That is no finding.
     """
 
     checkpoint: str
@@ -96,6 +99,7 @@ class Verification(Shown):
     num_rows: int
     findings: tuple[Finding, ...]
     unchecked: tuple[str, ...]
+    schemas_elsewhere: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """Return what was found, in words."""
@@ -110,6 +114,12 @@ class Verification(Shown):
             f"{found}",
         ]
         lines += [f"Key groups not checked: {one}" for one in self.unchecked]
+        for named in self.schemas_elsewhere[:1]:
+            lines.append(
+                f"Spark looks for a state schema at {named}, which is not there as seen from here. "
+                "If the checkpoint was moved, the query goes on from a restore: "
+                f"statestore restore {shlex.quote(self.checkpoint)} NEW"
+            )
         if self.expired:
             were = "was" if len(self.expired) == 1 else "were"
             lines.append(f"{format_count(len(self.expired), 'older version')} {were} expired.")
@@ -154,14 +164,7 @@ class Verification(Shown):
                     + "; without it, and without .metadata.crc beside it on a local disk, the "
                     "query starts under a new ID, and its sinks take it for another query"
                 )
-            of_schemas = {one.kind for one in self.findings if _is_schema(one.file or "")}
-            if of_schemas == {"file-not-found"}:
-                return (
-                    "every row can be read, but Spark does not start the query: let the checkpoint "
-                    f"be where its schemas are named, or run statestore restore {uri} NEW, with "
-                    "NEW as the query names it"
-                )
-            if of_schemas:
+            if any(_is_schema(finding.file or "") for finding in self.findings):
                 return (
                     "put the state schemas back from a copy, a savepoint has them: every row can "
                     "be read, but Spark does not start the query without them"

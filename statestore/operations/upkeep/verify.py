@@ -5,8 +5,8 @@ and the one its reference names. Deep reads every byte as well: the checksum of 
 row in the key group and the state partition that its key belongs to, and as many rows as the
 version says. Of Spark's own providers fast means that every file is there, and deep that every row
 can be read, matches the checksums that there are, and lies in its state partition. Either way
-the state schemas are read, without which no query starts, they must be where Spark looks for them,
-and file sources must have the log of what a version had read.
+the state schemas are read, without which no query starts, and file sources must have the log of
+what a version had read.
 """
 
 from __future__ import annotations
@@ -215,6 +215,7 @@ class _Verifier:
         self._lock = Lock()
         self.found = _Found()
         self._is_savepoint = False
+        self._schemas_elsewhere: tuple[str, ...] = ()
 
     def verify_start(self) -> None:
         """Read what Spark starts from beside the newest version: no version is made of it.
@@ -249,26 +250,14 @@ class _Verifier:
                     continue
                 except DAMAGE as error:
                     self._find(version, None, error, is_recoverable=True)
-        if self._is_repairable:  # a savepoint is restored, which names them anew
-            self._verify_schema_uris(version)
-
-    def _verify_schema_uris(self, version: int) -> None:
-        """Look for state schemas where Spark does at the query's start, as the shim does."""
-        for uri in self._checkpoint.schema_uris:
-            if self._lacks(uri):
-                error = NotFoundError(
-                    "a schema of the state is not where the checkpoint names it, as after the "
-                    "checkpoint was moved",
-                    kind="file-not-found",
-                    checkpoint=self._checkpoint.uri,
-                    file=uri,
-                    to_fix="let the checkpoint be where that file is named, or restore it to a new "
-                    "one, under the path by which the query names it",
-                )
-                self._find(version, None, error, is_recoverable=True)
+        if not self._is_savepoint:  # a restore names them anew
+            self._schemas_elsewhere = tuple(filter(self._lacks, checkpoint.schema_uris))
 
     def _lacks(self, uri: str) -> bool:
-        """Return whether a file of another directory than the checkpoint's is not there."""
+        """Return whether a file of another directory than the checkpoint's is not there.
+
+        It may be the same file under another mount, so that Spark finds it: that is no finding.
+        """
         place = self._checkpoint.place
         try:
             directory, _, name = place_uri(uri, is_encoded=False).rpartition("/")
@@ -347,6 +336,7 @@ class _Verifier:
                 if not self._skips_expired or finding.version not in self.found.expired
             ),
             unchecked=tuple(sorted(self.found.unchecked)),
+            schemas_elsewhere=self._schemas_elsewhere,
         )
 
     def _each(
