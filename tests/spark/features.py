@@ -58,7 +58,7 @@ FEATURES = {
     "partition-warning": Feature(
         "4.1",
         "Spark forgets the number of state partitions that a session asked for",
-        "a warning that `spark.sql.shuffle.partitions` is asked for in vain",
+        "a warning that `spark.sql.shuffle.partitions` changes no state partitions",
         older="Spark's own",
     ),
     "unload-on-commit": Feature(

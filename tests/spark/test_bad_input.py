@@ -203,6 +203,7 @@ def test_number_of_partitions_asked_for_in_vain_is_a_warning(
     (warning,) = [line for line in lines if "statestore rescale" in line]
     assert command in warning
     assert f"state_partitions={NUM_PARTITIONS}" in warning
+    assert "counts for shuffles without state" in warning
 
 
 @pytest.mark.parametrize(

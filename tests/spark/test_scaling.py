@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from pyspark.errors import IllegalArgumentException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import statestore
 from statestore import Between, Checkpoint, FixedDelay, NoRestart, QueryFailedError
@@ -338,6 +338,7 @@ def test_run_lasts_until_the_last_batch_of_a_query_that_was_stopped_has_ended(
 
 
 PARTITIONS = f"{STATE_STORE}.partitions"
+SHUFFLES = "spark.sql.shuffle.partitions"
 
 
 def _numbers(lane: Lane) -> list[int]:
@@ -384,6 +385,64 @@ def test_restart_with_another_number_rescales_first(make_lane: MakeLane) -> None
     assert checkpoint.verify(deep=True).ok
     reasons = {entry.result["reason"] for entry in checkpoint.history()}
     assert reasons == {"the configuration asks for it"}
+
+
+def _count(
+    session: SparkSession, directory: Path, on_batch: Callable[[SparkSession], object], batch: int
+) -> None:
+    """Run a query until a batch is committed; call with its own session in each batch."""
+    rates = session.readStream.format("rate-micro-batch").options(rowsPerBatch=1, numPartitions=1)
+    counts = rates.load().groupBy("value").count().writeStream.outputMode("update")
+
+    def each(frame: DataFrame, _: int) -> None:
+        frame.collect()
+        on_batch(frame.sparkSession)
+
+    query = counts.foreachBatch(each).option("checkpointLocation", str(directory)).start()
+    committed = directory / "commits" / str(batch)
+    try:
+        wait_for(lambda: committed.exists() or not query.isActive, "a batch")
+        assert query.exception() is None
+    finally:
+        query.stop()
+
+
+@pytest.mark.ours
+@pytest.mark.needs("partition-warning")
+def test_number_leaves_shuffles_without_state_as_they_are(
+    spark: SparkSession, tmp_path: Path, application_root: Path
+) -> None:
+    """Catches the session's number replaced by that of state partitions, and a warning of both."""
+    session = spark.newSession()
+    session.conf.set(PROVIDER_CLASS, PROVIDER)
+    session.conf.set(PARTITIONS, "4")
+    session.conf.set(SHUFFLES, "7")
+    found = []
+    for batch in (0, 1) if PROVIDER != HEAP else (0,):
+        _count(session, tmp_path, lambda of_query: found.append(of_query.conf.get(SHUFFLES)), batch)
+
+    assert set(found) == {"7"}
+    assert Checkpoint(tmp_path, spark=session).info.num_partitions == 4
+    lines = (application_root / "spark.log").read_text().splitlines()
+    assert not [line for line in lines if str(tmp_path) in line and "statestore rescale" in line]
+
+
+@pytest.mark.ours
+def test_number_that_a_batch_sets_is_not_that_of_state_partitions(
+    spark: SparkSession, tmp_path: Path, unload_all: Callable[[], None]
+) -> None:
+    """Catches a store that is opened anew, and believes what `foreachBatch` did to the session."""
+    session = spark.newSession()
+    session.conf.set(PROVIDER_CLASS, PROVIDER)
+    session.conf.set(SHUFFLES, "4")
+
+    def on_batch(of_query: SparkSession) -> None:
+        of_query.conf.set(SHUFFLES, "1")
+        unload_all()
+
+    _count(session, tmp_path, on_batch, 1)
+
+    assert Checkpoint(tmp_path, spark=session).info.num_partitions == 4
 
 
 @EXTENDED

@@ -8,7 +8,7 @@ import org.slf4j.LoggerFactory
 
 import org.apache.spark.{SparkEnv, SparkException}
 import org.apache.spark.sql.SparkSession
-import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
+import org.apache.spark.sql.execution.streaming.state.{QueryProviders, StateStoreInternals}
 
 /** Which query runs are active: the driver knows, executors ask it. */
 object QueryRuns {
@@ -36,10 +36,11 @@ object QueryRuns {
       SparkSession.getActiveSession.foreach(StateStoreInternals.noteSession)
       StateStoreInternals.partitionsAskedInVain.foreach { case (checkpoint, pinned, asked) =>
         log.warn(
-          "spark.sql.shuffle.partitions does not change the number of state partitions of a " +
-            s"checkpoint: checkpoint=$checkpoint state_partitions=$pinned asked=$asked. To fix: " +
-            s"stop the query and run `${Commands.rescale(checkpoint, asked)}`, " +
-            s"or set it to $pinned")
+          "spark.sql.shuffle.partitions counts for shuffles without state, and does not change " +
+            s"the number of state partitions of a checkpoint: checkpoint=$checkpoint " +
+            s"state_partitions=$pinned asked=$asked. To fix: where state partitions are meant, " +
+            s"stop the query and run `${Commands.rescale(checkpoint, asked)}`; where shuffles " +
+            s"are, set ${QueryProviders.Partitions} to $pinned")
       }
       synchronized {
         if (application ne env) {

@@ -66,7 +66,7 @@ private[statestore] object QueryStarts extends Logging {
   } {
     // Spark hides what is raised while it describes the plan, and asks again to run it.
     FileSinks.complete(query, session)
-    SparkVersion.beginSources(query)
+    SparkVersion.planned(query)
     begun.add(query)
     if (StateStoreInternals.isEndless(query, session)) {
       logWarning(

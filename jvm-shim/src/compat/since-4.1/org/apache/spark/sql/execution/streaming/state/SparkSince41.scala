@@ -53,6 +53,10 @@ trait SparkSince41 extends SparkCalls {
 
   override def sessionOf(query: StreamExecution): SparkSession = query.sparkSessionForStream
 
+  /** The session's number is that of shuffles without state, and stays. */
+  override def askPartitions(conf: SQLConf, number: Int): Unit =
+    conf.setConfString(SQLConf.STATEFUL_SHUFFLE_PARTITIONS_INTERNAL.key, number.toString)
+
   override def pinnedPartitions(conf: SQLConf): Option[Int] =
     conf.getConf(SQLConf.STATEFUL_SHUFFLE_PARTITIONS_INTERNAL)
 

@@ -93,10 +93,22 @@ object SparkVersion extends SparkUntil41 {
   /** Nobody knows the number that a session asked for: Spark puts the pinned one in its place. */
   override def pinnedPartitions(conf: SQLConf): Option[Int] = None
 
+  override def askPartitions(conf: SQLConf, number: Int): Unit =
+    conf.setConf(SQLConf.SHUFFLE_PARTITIONS, number)
+
+  /** As later Sparks name the key, and set it when a query starts. */
+  private val StatePartitions = "spark.sql.streaming.internal.stateStore.partitions"
+
+  /** Spark's own key begins with the number, but a function of `foreachBatch` may set it. */
+  override def planned(query: StreamExecution): Unit =
+    sessionOf(query).sessionState.conf
+      .setConfString(StatePartitions, query.lastExecution.numStateStores.toString)
+
   /** Nothing in a task says so: the driver knows whether it is one of a query. */
   override def partitionsOfQuery(hadoopConf: Configuration): Option[Int] =
     Option(hadoopConf.get(StreamExecution.RUN_ID_KEY)).filter(QueryRuns.isActive).map { _ =>
       val key = SQLConf.SHUFFLE_PARTITIONS
-      Option(hadoopConf.get(key.key)).fold(key.defaultValue.get)(_.toInt)
+      Seq(StatePartitions, key.key).flatMap(name => Option(hadoopConf.get(name)))
+        .headOption.fold(key.defaultValue.get)(_.toInt)
     }
 }

@@ -87,7 +87,7 @@ object SparkVersion extends SparkSince42 {
 
   override def keepJoinFormat(query: StreamExecution): Unit = FirstOffsets.write(query)
 
-  override def beginSources(query: StreamExecution): Unit = FirstOffsets.begin(query)
+  override def planned(query: StreamExecution): Unit = FirstOffsets.begin(query)
 
   override def metrics(
       numKeys: Long,

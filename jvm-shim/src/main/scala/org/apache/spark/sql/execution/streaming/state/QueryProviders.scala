@@ -30,7 +30,7 @@ import org.apache.spark.sql.streaming.StreamingQueryListener._
  */
 object QueryProviders extends Logging {
   val Key = "spark.statestore.providerClass"
-  private val Partitions = ShimOptions.Prefix + "partitions"
+  val Partitions: String = ShimOptions.Prefix + "partitions"
   private val Storage = ShimOptions.Prefix + "checkpointStorage"
 
   /** Checkpoint directories that Spark deletes, of queries that are about to start. */
@@ -40,6 +40,10 @@ object QueryProviders extends Logging {
   def of(conf: SQLConf): String =
     if (conf.contains(SQLConf.STATE_STORE_PROVIDER_CLASS.key)) conf.stateStoreProviderClass
     else conf.getConfString(Key, conf.stateStoreProviderClass)
+
+  /** The number of state partitions that the option asks for. */
+  def partitions(conf: SQLConf): Option[Int] =
+    Some(conf.getConfString(Partitions, "0").trim.toInt).filter(_ > 0)
 
   /**
    * From now on, looks after the queries that a session starts, where its provider is one of this
@@ -82,8 +86,8 @@ object QueryProviders extends Logging {
       Option(find(event.id)).foreach { query =>
         val conf = SparkVersion.sessionOf(query).sessionState.conf
         if (conf.contains(Key)) conf.setConf(SQLConf.STATE_STORE_PROVIDER_CLASS, of(conf))
-        val asked = conf.getConfString(Partitions, "0").trim.toInt
-        if (asked > 0 && Backends.isOurs(of(conf))) conf.setConf(SQLConf.SHUFFLE_PARTITIONS, asked)
+        partitions(conf).filter(_ => Backends.isOurs(of(conf)))
+          .foreach(SparkVersion.askPartitions(conf, _))
         SparkVersion.keepJoinFormat(query)
         if (temporary.remove(query.resolvedCheckpointRoot)) {
           conf.unsetConf(Storage)

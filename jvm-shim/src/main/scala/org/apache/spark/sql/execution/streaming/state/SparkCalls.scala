@@ -67,11 +67,17 @@ trait SparkCalls {
    */
   def keepJoinFormat(@unused query: StreamExecution): Unit = ()
 
-  /** Has the sources of a query begin whose first batch reads none; see `keepJoinFormat`. */
-  def beginSources(@unused query: StreamExecution): Unit = ()
+  /** Does what has to be done when the first batch of a run is planned, on the query's thread. */
+  def planned(@unused query: StreamExecution): Unit = ()
 
   /** Whether a node of a query's plan keeps state. */
   def isStateful(node: LogicalPlan): Boolean
+
+  /**
+   * Has a query begin with a number of state partitions, by its own configuration. One that has a
+   * checkpoint takes the number from there.
+   */
+  def askPartitions(conf: SQLConf, number: Int): Unit
 
   /** The number of state partitions that a checkpoint pins, where the session's conf tells. */
   def pinnedPartitions(conf: SQLConf): Option[Int]

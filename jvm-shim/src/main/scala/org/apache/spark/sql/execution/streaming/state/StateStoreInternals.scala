@@ -198,15 +198,16 @@ object StateStoreInternals {
 
   /**
    * On the driver, where a query is planned on this thread whose session asks for another number of
-   * state partitions than its checkpoint pins: the checkpoint directory, the number pinned, and the
-   * one asked for. Once for each run.
+   * state partitions than its checkpoint pins, and by no option of this package: the checkpoint
+   * directory, the number pinned, and the one asked for. Once for each run.
    */
   def partitionsAskedInVain: Option[(String, Int, Int)] = for {
     (query, session) <- plannedQuery
     conf = session.sessionState.conf
     pinned <- SparkVersion.pinnedPartitions(conf)
     asked = conf.defaultNumShufflePartitions
-    if asked != pinned && conf.contains(SQLConf.SHUFFLE_PARTITIONS.key) && toldRuns.add(query)
+    if asked != pinned && conf.contains(SQLConf.SHUFFLE_PARTITIONS.key)
+    if QueryProviders.partitions(conf).isEmpty && toldRuns.add(query)
   } yield (query.resolvedCheckpointRoot, pinned, asked)
 
   private val toldRuns =
