@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import posixpath
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -150,17 +151,15 @@ def require_own_state(
         is_here: Whether another `state` directory, by its URI, is the checkpoint's by another name.
             Only who holds a lease, and looks for it there, can tell where it is another mount.
 
-    Guarantee: what a link leads to, and nobody owned, is durably the checkpoint's. State in the
-    checkpoint directory itself is not looked at.
+    State in the checkpoint directory itself is not looked at.
 
     Raises:
         IncompatibleError: The state was made for another checkpoint (kind other-checkpoint).
-        CorruptionError, StorageError: As `read_owner`; or `is_here` could not tell; or what a link
-            leads to cannot be written.
+        CorruptionError, StorageError: As `read_owner`; or `is_here` could not tell.
     """
     if placement is None:
         for linked in _behind_links(uri):
-            owner = read_owner(state_io, linked) or _own(uri, state_io, linked)
+            owner = read_owner(state_io, linked) or _state_around(linked)
             _require_owner(uri, owner, linked, "", is_here)
         return
     moved = (
@@ -191,13 +190,30 @@ def _behind_links(uri: str) -> list[str]:
     return found
 
 
-def _own(uri: str, io: FileIO, root: str) -> str | None:
-    """Make state that is nobody's a checkpoint's, and return whose it is then."""
-    try:
-        io.write(f"{root}/{OWNER_NAME}", _owner(uri), sync=True, overwrite=False)
-    except FencedError:
-        return read_owner(io, root)
-    return uri
+def own_behind_links(uri: str, state_io: FileIO) -> None:
+    """Make what links in a checkpoint lead to, and nobody owns, the checkpoint's.
+
+    Only a commit does: before a query's first batch Spark wants an empty `state` directory, and a
+    command may know the checkpoint under another mount.
+
+    Args:
+        uri: As of `require_own_state`.
+        state_io: Storage of the state.
+
+    Raises:
+        StorageError: It cannot be written.
+    """
+    for linked in _behind_links(uri):
+        with suppress(FencedError):
+            state_io.write(f"{linked}/{OWNER_NAME}", _owner(uri), sync=True, overwrite=False)
+
+
+def _state_around(path: str) -> str | None:
+    """Return the `state` directory of a checkpoint that a path is in, or is; else None."""
+    for parent in (PurePosixPath(path), *PurePosixPath(path).parents):
+        if parent.name == "state" and os.path.isdir(parent.parent / "offsets"):  # noqa: PTH112 (no error)
+            return str(parent)
+    return None
 
 
 def _require_owner(

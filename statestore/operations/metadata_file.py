@@ -100,7 +100,8 @@ def read_metadata(io: FileIO, directory: str) -> tuple[str | None, dict[str, Any
     """Return the query ID in a directory's `metadata`, or what is there of ours.
 
     Raises:
-        NotFoundError: There is no `metadata`: Spark starts the query under a new ID.
+        NotFoundError: There is no `metadata`: Spark 4.2 and later do not start the query, earlier
+            ones start it under a new ID.
         CorruptionError: It has neither, or no ID that Spark takes.
         StorageError: The storage failed.
     """
@@ -119,8 +120,8 @@ def read_metadata(io: FileIO, directory: str) -> tuple[str | None, dict[str, Any
             expected='{"id":"<UUID>"}, or the descriptor of a savepoint',
             found=data[:_SHOWN_BYTES],
             to_fix="put the file back from a copy; of a query it can also be deleted, together "
-            "with .metadata.crc beside it on a local disk: the query then starts under a new ID, "
-            "as another one to its sinks",
+            "with .metadata.crc beside it on a local disk: `statestore restore` then makes a "
+            "checkpoint whose query has a new ID, and is another one to its sinks",
         ) from error
 
 

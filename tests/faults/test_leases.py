@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from statestore.checkpoint.lease import Holder, Lease, Leases
+from statestore.checkpoint.placement import own_behind_links
 from statestore.core.clock import SystemClock
 from statestore.core.process import Process, find_process
 from statestore.engine.service import EngineService
@@ -171,6 +172,8 @@ def test_query_does_not_start_on_a_copy_with_a_link_to_the_state(query, engine, 
     (tmp_path / "ck").mkdir()
     (tmp_path / "ck/state").symlink_to(tmp_path / "disk")
     assert "ok" in ask(engine, "lease", **query.lease("take"))
+    assert not list((tmp_path / "disk").iterdir()), "Spark wants it empty before the first batch"
+    own_behind_links(f"{tmp_path}/ck/state", LocalFileIO())  # as the first commit does
     shutil.copytree(tmp_path / "ck", tmp_path / "copy", symlinks=True)
     (tmp_path / "name").symlink_to(tmp_path / "ck")
 

@@ -12,7 +12,12 @@ import pytest
 
 from statestore import Checkpoint
 from statestore.checkpoint.lease import Holder, Lease, Leases
-from statestore.checkpoint.placement import Placement, read_owner, require_own_state
+from statestore.checkpoint.placement import (
+    Placement,
+    own_behind_links,
+    read_owner,
+    require_own_state,
+)
 from statestore.core.clock import ManualClock, SystemClock
 from statestore.core.errors import CorruptionError, IncompatibleError, InUseError, StorageError
 from statestore.core.ids import RandomIds
@@ -385,7 +390,7 @@ def elsewhere(request, tmp_path):
         (tmp_path / "storage").mkdir()
         there = (original / request.param).rename(tmp_path / "storage" / "on-disk")
         (original / request.param).symlink_to(there)
-        Checkpoint(original).compact()  # the first that writes there
+        own_behind_links(f"{original}/state", LocalFileIO())  # as the query's next commit does
     return original
 
 
@@ -553,22 +558,38 @@ def test_copy_that_a_command_makes_of_state_behind_a_link_is_its_own(tmp_path, e
     Checkpoint(elsewhere).rescale(4)
 
 
-def test_two_that_write_first_behind_a_link_agree_whose_it_is(tmp_path):
-    """Catches a copy that takes the state, since both looked before one of them wrote."""
+def test_state_behind_a_link_stays_that_of_the_first_that_commits(tmp_path):
+    """Catches a copy that takes the state, and a command that takes it from the query."""
     (tmp_path / "disk").mkdir()
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "state").symlink_to(tmp_path / "disk")
     one, two = (f"{tmp_path}/{name}/state" for name in ("one", "two"))
 
-    class Late(LocalFileIO):
-        def write(self, path, data, **how):
-            require_own_state(one, None, LocalFileIO(), one, bool)
-            super().write(path, data, **how)
+    require_own_state(two, None, LocalFileIO(), two, bool)
+    assert read_owner(LocalFileIO(), f"{tmp_path}/disk") is None
+    own_behind_links(one, LocalFileIO())
+    own_behind_links(two, LocalFileIO())
 
-    with pytest.raises(IncompatibleError, match="belongs_to="):
-        require_own_state(two, None, Late(), two, lambda _: False)
     assert read_owner(LocalFileIO(), f"{tmp_path}/disk") == one
+    with pytest.raises(IncompatibleError, match="belongs_to="):
+        require_own_state(two, None, LocalFileIO(), two, lambda _: False)
+
+
+@pytest.mark.parametrize("linked", ["state", "state/0"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_state_in_another_checkpoint_is_not_changed_behind_a_link(tmp_path, change, linked):
+    """Catches a made-up checkpoint by which the rows of a real one are deleted."""
+    rows = {(f"word-{number}", number): (number, "note") for number in range(30)}
+    write_checkpoint(tmp_path / "real", [{"default": rows}] * 4, checkpoint_format=2)
+    shutil.copytree(tmp_path / "real", tmp_path / "other")
+    shutil.rmtree(tmp_path / "other" / linked)
+    (tmp_path / "other" / linked).symlink_to(tmp_path / "real" / linked)
+    files = files_below(tmp_path / "real")
+
+    with pytest.raises(IncompatibleError, match="other-checkpoint"):
+        change(Checkpoint(tmp_path / "other"))
+    assert files_below(tmp_path / "real") == files
 
 
 class Suspended(Storage):

@@ -370,9 +370,12 @@ def test_damaged_metadata_of_a_query_is_told_for_what_it_is(tmp_path, *, is_uri)
     (path / "metadata").unlink()
     lost = checkpoint.verify().to_fix
 
-    assert "the query does not start with it" in damaged
-    assert "starts under a new ID" in lost
-    assert "compact" not in damaged + lost
+    assert "or delete it" in damaged
+    for to_fix in (damaged, lost):
+        assert "the query does not start" in to_fix
+        assert f"statestore restore {checkpoint.uri} NEW" in to_fix
+        assert "compact" not in to_fix
+    assert checkpoint.restore(tmp_path / "new").made.verify().ok
 
 
 @pytest.mark.parametrize("name", ["metadata", "v2/0"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -554,14 +555,19 @@ def test_file_sink_that_has_files_and_lost_its_log_is_refused(
                 path.unlink()
         assert "[sink-apart] the file sink lacks batches" in _refusal(lane)
     shutil.rmtree(log)
-    assert "[sink-apart] the file sink lacks batches" in _refusal(lane)
+    refused = _refusal(lane)
+    assert "[sink-apart] the file sink lacks batches" in refused
+    assert re.search(r"found=file:\S+/part-", refused)
+    assert not log.exists(), "an empty log hides every row"
 
     whole.rename(log)
     lane.run_batches(1)
     assert lane.rows() == lane.expected
     lane.begin_output("new")
     (lane.output / "checkpoint").mkdir(parents=True)
-    (lane.output / "_SUCCESS").touch()
+    for name in ("_SUCCESS", "README.md", "checkpoint/part-0"):
+        (lane.output / name).touch()
+    (lane.output / "day=1").mkdir()
     lane.run_batches(1)
     assert lane.rows() == lane.expected
 

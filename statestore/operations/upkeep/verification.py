@@ -138,6 +138,7 @@ class Verification(Shown):
         if self.ok:
             return None
         uri = shlex.quote(self.checkpoint)
+        new = f"statestore restore {uri} NEW"
         if all(finding.version in self.expired for finding in self.findings):
             return f"ask for a version that is kept: statestore list {uri} shows them"
         is_readable = all(finding.is_recoverable for finding in self.findings)
@@ -145,9 +146,15 @@ class Verification(Shown):
             can_read = "every row can be read all the same; " if is_readable else ""
             if self.is_savepoint:
                 return f"{can_read}put the files back from a copy, or go on from another copy"
-            new = f"statestore restore {uri} NEW"
             if is_readable:
-                return f"{can_read}put the files back from a copy, or make a new checkpoint: {new}"
+                under_way = any(_OFFSETS.search(one.file or "") for one in self.findings) or any(
+                    _SOURCES.match(one.file or "") for one in self.findings
+                )
+                moved = "move the newest entry of offsets/ away, also its hidden .crc, and "
+                return (
+                    f"{can_read}put the files back from a copy, or {moved if under_way else ''}"
+                    f"make a new checkpoint: {new}"
+                )
             deep = " --deep" if self.is_deep else ""
             return to_fix_metadata(self.findings) or (
                 "put the files back from a copy; or make a new checkpoint of an older version with "
@@ -157,12 +164,11 @@ class Verification(Shown):
         if is_readable:
             if all(_is_query_id(finding.file or "") for finding in self.findings):
                 is_there = any(finding.kind == "corruption" for finding in self.findings)
+                deleted = "delete it, on a local disk also .metadata.crc beside it, and "
                 return (
-                    ("the query does not start with it: " if is_there else "")
-                    + "put the file back from a copy"
-                    + (", or delete it" if is_there else "")
-                    + "; without it, and without .metadata.crc beside it on a local disk, the "
-                    "query starts under a new ID, and its sinks take it for another query"
+                    "the query does not start: put the file back from a copy; or "
+                    f"{deleted if is_there else ''}make a new checkpoint, whose query has a new ID "
+                    f"and is another one to its sinks: {new}"
                 )
             if any(_is_schema(finding.file or "") for finding in self.findings):
                 return (

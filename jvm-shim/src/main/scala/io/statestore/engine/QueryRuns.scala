@@ -8,7 +8,7 @@ import org.slf4j.LoggerFactory
 
 import org.apache.spark.{SparkEnv, SparkException}
 import org.apache.spark.sql.SparkSession
-import org.apache.spark.sql.execution.streaming.state.{QueryProviders, StateStoreInternals}
+import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
 
 /** Which query runs are active: the driver knows, executors ask it. */
 object QueryRuns {
@@ -40,7 +40,7 @@ object QueryRuns {
             s"the number of state partitions of a checkpoint: checkpoint=$checkpoint " +
             s"state_partitions=$pinned asked=$asked. To fix: where state partitions are meant, " +
             s"stop the query and run `${Commands.rescale(checkpoint, asked)}`; where shuffles " +
-            s"are, set ${QueryProviders.Partitions} to $pinned")
+            "are, nothing is to be done")
       }
       synchronized {
         if (application ne env) {

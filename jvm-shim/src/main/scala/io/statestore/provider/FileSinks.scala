@@ -3,7 +3,9 @@ package io.statestore.provider
 import java.io.FileNotFoundException
 import java.util.{Collections, WeakHashMap}
 
-import org.apache.hadoop.fs.Path
+import scala.util.control.NonFatal
+
+import org.apache.hadoop.fs.{FileSystem, Path}
 
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql
@@ -128,32 +130,43 @@ private[statestore] object FileSinks extends Logging {
       val start = known.filter(CompactibleFileStreamLog.isCompactionBatch(_, compactInterval))
       val absent = (start.maxOption.getOrElse(0L) until next).filterNot(known)
       if (absent.forall(logs.isOfOperation)) (absent, false)
-      else if (known.forall(get(_).exists(_.isEmpty)) && !hasFiles) {
+      else if (known.forall(get(_).exists(_.isEmpty)) && firstFile.isEmpty) {
         val needed = CompactibleFileStreamLog.getAllValidBatches(next - 1, compactInterval)
         (needed.filterNot(known), true)
       } else {
         val lost = absent.filterNot(logs.isOfOperation).head
+        val found = firstFile.fold("")(file => s" found=$file")
+        leaveNoEmptyLog()
         throw apart(
           "the file sink lacks batches that the query has run",
-          s"output=$output newest_batch=$newest missing_batch=$lost checkpoint=${logs.root} " +
-            s"next_batch=$next")
+          s"output=$output newest_batch=$newest missing_batch=$lost$found " +
+            s"checkpoint=${logs.root} next_batch=$next")
       }
     }
 
     /**
-     * Whether batches have written here. Of a new output none has before its log is complete, also
-     * where the first one was killed; where the log was lost, files tell.
+     * A file that a batch has written here. Of a new output none has before its log is complete,
+     * also where the first one was killed; where the log was lost, files tell.
      */
-    private def hasFiles: Boolean =
+    private lazy val firstFile: Option[Path] =
       try {
-        val fs = output.getFileSystem(session.sessionState.newHadoopConf())
-        val found = fs.listStatusIterator(output)
-        Iterator.continually(found).takeWhile(_.hasNext).map(_.next()).exists { file =>
-          val name = file.getPath.getName
-          // Directories of rows are named COLUMN=VALUE: another is a checkpoint's, or anybody's.
-          name.contains("=") || file.isFile && !name.startsWith("_") && !name.startsWith(".")
+        val files = fs.listFiles(output, true)
+        Iterator.continually(files).takeWhile(_.hasNext).map(_.next().getPath).find { file =>
+          val below = output.toUri.relativize(file.toUri).getPath.split('/')
+          // As Spark names them. A directory that is no COLUMN=VALUE is anybody's.
+          below.last.startsWith("part-") && below.init.forall(_.contains("="))
         }
-      } catch { case _: FileNotFoundException => false }
+      } catch { case _: FileNotFoundException => None }
+
+    /** Spark makes the directory before a query is refused: empty, it hides every file. */
+    private def leaveNoEmptyLog(): Unit =
+      try {
+        if (fs.listStatus(path).isEmpty) fs.delete(path, false)
+      } catch {
+        case NonFatal(error) => logWarning(s"an empty log hides the files of $output", error)
+      }
+
+    private def fs: FileSystem = output.getFileSystem(session.sessionState.newHadoopConf())
 
     def complete(missing: (Seq[Long], Boolean)): Unit = {
       val (batches, isNew) = missing

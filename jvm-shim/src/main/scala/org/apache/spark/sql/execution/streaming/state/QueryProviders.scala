@@ -30,7 +30,7 @@ import org.apache.spark.sql.streaming.StreamingQueryListener._
  */
 object QueryProviders extends Logging {
   val Key = "spark.statestore.providerClass"
-  val Partitions: String = ShimOptions.Prefix + "partitions"
+  private val Partitions = ShimOptions.Prefix + "partitions"
   private val Storage = ShimOptions.Prefix + "checkpointStorage"
 
   /** Checkpoint directories that Spark deletes, of queries that are about to start. */
