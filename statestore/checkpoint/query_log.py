@@ -382,5 +382,6 @@ def fix_of_metadata(path: str) -> str:
         return copied
     return (
         f"{copied}; else delete what there is of it, on a local disk also .metadata.crc beside it, "
-        "and run a batch of the query, which writes it"
+        "and run a batch of the query, which writes it, as the first one after a restore with "
+        "--add-operator does"
     )

@@ -77,7 +77,10 @@ def test_operators_are_renumbered_dropped_and_added(tmp_path):
     # With an operator that is new, Spark writes all operators' metadata in its first batch.
     metadata = tmp_path / "again" / "state" / "0" / "_metadata" / "metadata"
     assert not metadata.exists()
-    assert "the query's first batch writes it" in Checkpoint(tmp_path / "again").verify().to_fix
+    assert (
+        "as the first one after a restore with --add-operator does"
+        in Checkpoint(tmp_path / "again").verify().to_fix
+    )
     entry = json.loads((tmp_path / "again" / "commits" / "2").read_text().split("\n")[1])
     assert {number: (len(ids), len(ids[0])) for number, ids in entry["stateUniqueIds"].items()} == {
         "0": (4, 4),
