@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import os
 import posixpath
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import (
@@ -34,7 +32,6 @@ from statestore.core.ids import RandomIds, is_checkpoint_id
 from statestore.core.json_fields import MalformedError, parse_fields
 from statestore.core.providers import IN_DRIVER_MEMORY
 from statestore.core.version import WRITER
-from statestore.io.local import LocalFileIO
 from statestore.io.storage import absolute_uri, scheme_of
 
 if TYPE_CHECKING:
@@ -136,31 +133,26 @@ def require_own_state(
     state_root: str,
     is_here: Callable[[str], bool],
 ) -> None:
-    """Raise unless state outside of a checkpoint directory is that of the checkpoint.
+    """Raise unless state that lies elsewhere is that of the checkpoint which names it.
 
-    A copy of a checkpoint directory leads to the state of the original, by its placement or a link,
-    and so may a checkpoint of a stranger. The directory may have several names.
+    A copy of a checkpoint directory names the state of the original, and so may a checkpoint of a
+    stranger. The directory may have several names.
 
     Args:
         uri: The checkpoint's `state` directory, as `place_uri` returns it. The path alone would be
             the same for a copy on another storage.
-        placement: The checkpoint's placement; None where its state is in the `state` directory.
-            That, or the directory of an operator in it, may be a link on the local disk.
+        placement: The checkpoint's placement; None where its state is in the `state` directory,
+            which is not looked at.
         state_io: Storage of the state.
         state_root: The state's directory there.
         is_here: Whether another `state` directory, by its URI, is the checkpoint's by another name.
             Only who holds a lease, and looks for it there, can tell where it is another mount.
-
-    State in the checkpoint directory itself is not looked at.
 
     Raises:
         IncompatibleError: The state was made for another checkpoint (kind other-checkpoint).
         CorruptionError, StorageError: As `read_owner`; or `is_here` could not tell.
     """
     if placement is None:
-        for linked in _behind_links(uri):
-            owner = read_owner(state_io, linked) or _state_around(linked)
-            _require_owner(uri, owner, linked, "", is_here)
         return
     moved = (
         f"if the state was moved too, to NEW/{placement.id}, first write NEW as `storage` into "
@@ -172,56 +164,13 @@ def require_own_state(
         if error.kind == "directory-gone":
             error.to_fix += f"; {moved}"
         raise
-    state_uri = placement.directory(placement.storage)
-    _require_owner(uri, owner, state_uri, f"; {moved}, and write the other file there", is_here)
-
-
-def _behind_links(uri: str) -> list[str]:
-    """Return the directories outside of a checkpoint that links in its place have as state."""
-    if scheme_of(uri) != "file":
-        return []
-    home = os.path.realpath(posixpath.dirname(uri))
-    found: list[str] = []
-    for path in (uri, *(f"{uri}/{name}" for name in LocalFileIO().list_directories(uri))):
-        real = os.path.realpath(path)
-        is_known = any(PurePosixPath(real).is_relative_to(root) for root in (home, *found))
-        if not is_known and os.path.isdir(real):  # noqa: PTH112 (no error)
-            found.append(real)
-    return found
-
-
-def own_behind_links(uri: str, state_io: FileIO) -> None:
-    """Make what links in a checkpoint lead to, and nobody owns, the checkpoint's.
-
-    Only a commit does: before a query's first batch Spark wants an empty `state` directory, and a
-    command may know the checkpoint under another mount.
-
-    Args:
-        uri: As of `require_own_state`.
-        state_io: Storage of the state.
-
-    Raises:
-        StorageError: It cannot be written.
-    """
-    for linked in _behind_links(uri):
-        with suppress(FencedError):
-            state_io.write(f"{linked}/{OWNER_NAME}", _owner(uri), sync=True, overwrite=False)
-
-
-def _state_around(path: str) -> str | None:
-    """Return the `state` directory of a checkpoint that a path is in, or is; else None."""
-    for parent in (PurePosixPath(path), *PurePosixPath(path).parents):
-        if parent.name == "state" and os.path.isdir(parent.parent / "offsets"):  # noqa: PTH112 (no error)
-            return str(parent)
-    return None
-
-
-def _require_owner(
-    uri: str, owner: str | None, state: str, moved: str, is_here: Callable[[str], bool]
-) -> None:
     if owner is None or owner == uri:
         return
-    home, file = posixpath.dirname(uri), f"{state}/{OWNER_NAME}"
+    home, state = posixpath.dirname(uri), placement.directory(placement.storage)
+    owned = (
+        f"write {uri} as `checkpoint` into {state}/{OWNER_NAME}; {moved}, and write the other file "
+        "there"
+    )
     try:
         if is_here(owner):
             return
@@ -238,12 +187,11 @@ def _require_owner(
                 belongs_to=owner,
                 reason=str(error),
                 to_fix="let that be reached, and try again; or, if this one was moved and the "
-                f"other is no more, write {uri} as `checkpoint` into {file}{moved}",
+                f"other is no more, {owned}",
             ) from error
     to_fix = (
         "copy checkpoints by `statestore branch` or `statestore savepoint`. If this one was "
-        "moved, and the other is no more or has state of its own, "
-        f"write {uri} as `checkpoint` into {file}{moved}"
+        f"moved, and the other is no more or has state of its own, {owned}"
     )
     if scheme_of(owner) == "file" and not os.path.isdir(owner):  # noqa: PTH112 (no error)
         to_fix = (

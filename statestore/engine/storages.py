@@ -16,7 +16,6 @@ from statestore.checkpoint.placement import (
     Placement,
     lost_placement,
     make_placement,
-    own_behind_links,
     read_placement,
 )
 from statestore.checkpoint.query_log import QueryLog
@@ -58,8 +57,6 @@ class _Checkpoint:
     lock: threading.Lock = field(default_factory=threading.Lock)
     is_read: bool = False
     placement: Placement | None = None
-    is_owned: bool = False
-    """Whether what links lead to is known to be somebody's."""
 
 
 class Storages:
@@ -163,8 +160,7 @@ class Storages:
         """Prepare the first commit of a store with its state outside of its checkpoint.
 
         Guarantee: the checkpoint's placement is durable, and Spark's state reader finds the store's
-        state partition. What a link leads to has an owner. Does nothing if state stays in the
-        checkpoint.
+        state partition. Does nothing if state stays in the checkpoint.
 
         Raises:
             InvalidArgumentError, IncompatibleError, CorruptionError, StorageError: As `locate`.
@@ -177,9 +173,6 @@ class Storages:
         with checkpoint.lock:
             if checkpoint.placement is None:
                 if not options.checkpoint_storage:
-                    if not checkpoint.is_owned:
-                        own_behind_links(checkpoint_uri(request), home.io)
-                        checkpoint.is_owned = True
                     return
                 if request.get("version", int) > 1:
                     raise _is_at_home(home, request)

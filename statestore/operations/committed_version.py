@@ -21,7 +21,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.layout import OWNER_NAME
 from statestore.checkpoint.operator_metadata import OF_OPERATOR
 from statestore.checkpoint.pins import pinned
 from statestore.checkpoint.query_log import (
@@ -222,9 +221,7 @@ def spark_files_of(checkpoint: OpenCheckpoint) -> Iterable[str]:
     """
     for info in checkpoint.io.list_tree(checkpoint.path):
         top = info.name.partition("/")[0]
-        # State behind a link says whose it is, and a copy is another checkpoint.
-        is_owner = top == "state" and info.name.endswith(f"/{OWNER_NAME}")
-        is_ours = top.startswith("statestore") or is_owner
+        is_ours = top.startswith("statestore")
         if is_ours or top in (METADATA_NAME, *_LOGS) or "/." in f"/{info.name}":
             continue
         of_state = _OF_STATE.fullmatch(info.name)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import threading
 import time
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from statestore.checkpoint.lease import Holder, Lease, Leases
-from statestore.checkpoint.placement import own_behind_links
 from statestore.core.clock import SystemClock
 from statestore.core.process import Process, find_process
 from statestore.engine.service import EngineService
@@ -163,29 +161,6 @@ def test_query_does_not_start_when_an_operation_elsewhere_may_be_alive(query, en
 
     assert (error["kind"], error["fields"]["host"]) == ("checkpoint-under-operation", "elsewhere")
     assert "30 s" in error["message"]
-
-
-@pytest.mark.parametrize("query", ["local"], indirect=True)
-def test_query_does_not_start_on_a_copy_with_a_link_to_the_state(query, engine, tmp_path):
-    """Catches a copy whose maintenance deletes files of the original."""
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "ck").mkdir()
-    (tmp_path / "ck/state").symlink_to(tmp_path / "disk")
-    assert "ok" in ask(engine, "lease", **query.lease("take"))
-    assert not list((tmp_path / "disk").iterdir()), "Spark wants it empty before the first batch"
-    own_behind_links(f"{tmp_path}/ck/state", LocalFileIO())  # as the first commit does
-    shutil.copytree(tmp_path / "ck", tmp_path / "copy", symlinks=True)
-    (tmp_path / "name").symlink_to(tmp_path / "ck")
-
-    def take(name):
-        store = query.shim.store | {"root": f"file:{tmp_path}/{name}/state"}
-        return ask(engine, "lease", **query.lease("take", store=store, id=f"{8:032x}"))
-
-    error = take("copy")["error"]
-    assert (error["class"], error["kind"]) == ("IncompatibleError", "other-checkpoint")
-    assert error["fields"]["belongs_to"] == f"{tmp_path}/ck/state"
-    assert "ok" in take("name")
-    assert "ok" in ask(engine, "lease", **query.lease("renew"))
 
 
 def write_lease(query, kind, process):

@@ -12,12 +12,7 @@ import pytest
 
 from statestore import Checkpoint
 from statestore.checkpoint.lease import Holder, Lease, Leases
-from statestore.checkpoint.placement import (
-    Placement,
-    own_behind_links,
-    read_owner,
-    require_own_state,
-)
+from statestore.checkpoint.placement import Placement, require_own_state
 from statestore.core.clock import ManualClock, SystemClock
 from statestore.core.errors import CorruptionError, IncompatibleError, InUseError, StorageError
 from statestore.core.ids import RandomIds
@@ -376,22 +371,14 @@ CHANGES = {
 }
 
 
-@pytest.fixture(params=["placement", "state", "state/0"])
-def elsewhere(request, tmp_path):
-    """A checkpoint whose state lies on another storage, or on another disk behind a link."""
+@pytest.fixture
+def elsewhere(tmp_path):
+    """A checkpoint whose state lies on another storage."""
     rows = {(f"word-{number}", number): (number, "note") for number in range(30)}
     made = write_checkpoint(tmp_path / "made", [{"default": rows}] * 4, checkpoint_format=2)
-    original = tmp_path / "original"
-    if request.param == "placement":
-        options = {"checkpoint_storage": str(tmp_path / "storage")}
-        Checkpoint(made, storage_options=options).restore(original)
-    else:
-        Path(made).rename(original)
-        (tmp_path / "storage").mkdir()
-        there = (original / request.param).rename(tmp_path / "storage" / "on-disk")
-        (original / request.param).symlink_to(there)
-        own_behind_links(f"{original}/state", LocalFileIO())  # as the query's next commit does
-    return original
+    options = {"checkpoint_storage": str(tmp_path / "storage")}
+    Checkpoint(made, storage_options=options).restore(tmp_path / "original")
+    return tmp_path / "original"
 
 
 def test_operation_waits_for_one_that_ends_and_then_is_done(tmp_path):
@@ -523,7 +510,6 @@ def test_checkpoint_whose_bucket_is_no_more_is_told_where_its_place_is_written(t
         )
 
 
-@pytest.mark.parametrize("elsewhere", ["placement"], indirect=True)
 def test_checkpoint_that_was_moved_with_its_state_does_what_the_message_says(tmp_path, elsewhere):
     """Catches advice by which a checkpoint takes the state of the place that it was moved from."""
     moved = tmp_path / "moved"
@@ -544,52 +530,6 @@ def test_checkpoint_that_was_moved_with_its_state_does_what_the_message_says(tmp
 
     assert Checkpoint(moved).verify(deep=True).ok
     assert files_below(tmp_path / "storage") == files
-
-
-@pytest.mark.parametrize("elsewhere", ["state"], indirect=True)
-def test_copy_that_a_command_makes_of_state_behind_a_link_is_its_own(tmp_path, elsewhere):
-    """Catches a branch that says of itself that it is the original, once its state is moved."""
-    Checkpoint(elsewhere).branch(tmp_path / "branch")
-    assert not list((tmp_path / "branch").rglob("checkpoint.json"))
-    (tmp_path / "branch/state").rename(tmp_path / "other")
-    (tmp_path / "branch/state").symlink_to(tmp_path / "other")
-
-    Checkpoint(tmp_path / "branch").rescale(4)
-    Checkpoint(elsewhere).rescale(4)
-
-
-def test_state_behind_a_link_stays_that_of_the_first_that_commits(tmp_path):
-    """Catches a copy that takes the state, and a command that takes it from the query."""
-    (tmp_path / "disk").mkdir()
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "state").symlink_to(tmp_path / "disk")
-    one, two = (f"{tmp_path}/{name}/state" for name in ("one", "two"))
-
-    require_own_state(two, None, LocalFileIO(), two, bool)
-    assert read_owner(LocalFileIO(), f"{tmp_path}/disk") is None
-    own_behind_links(one, LocalFileIO())
-    own_behind_links(two, LocalFileIO())
-
-    assert read_owner(LocalFileIO(), f"{tmp_path}/disk") == one
-    with pytest.raises(IncompatibleError, match="belongs_to="):
-        require_own_state(two, None, LocalFileIO(), two, lambda _: False)
-
-
-@pytest.mark.parametrize("linked", ["state", "state/0"])
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_state_in_another_checkpoint_is_not_changed_behind_a_link(tmp_path, change, linked):
-    """Catches a made-up checkpoint by which the rows of a real one are deleted."""
-    rows = {(f"word-{number}", number): (number, "note") for number in range(30)}
-    write_checkpoint(tmp_path / "real", [{"default": rows}] * 4, checkpoint_format=2)
-    shutil.copytree(tmp_path / "real", tmp_path / "other")
-    shutil.rmtree(tmp_path / "other" / linked)
-    (tmp_path / "other" / linked).symlink_to(tmp_path / "real" / linked)
-    files = files_below(tmp_path / "real")
-
-    with pytest.raises(IncompatibleError, match="other-checkpoint"):
-        change(Checkpoint(tmp_path / "other"))
-    assert files_below(tmp_path / "real") == files
 
 
 class Suspended(Storage):

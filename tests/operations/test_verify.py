@@ -369,12 +369,17 @@ def test_damaged_metadata_of_a_query_is_told_for_what_it_is(tmp_path, *, is_uri)
     damaged = checkpoint.verify().to_fix
     (path / "metadata").unlink()
     lost = checkpoint.verify().to_fix
+    (path / "state/0/0/_metadata/schema").write_text("{")
+    with_another = checkpoint.verify()
 
+    assert len(with_another.findings) == 2
+    assert with_another.to_fix == lost
     assert "or delete it" in damaged
     for to_fix in (damaged, lost):
-        assert "the query does not start" in to_fix
+        assert "not start the query without its ID" in to_fix
         assert f"statestore restore {checkpoint.uri} NEW" in to_fix
         assert "compact" not in to_fix
+    (path / "state/0/0/_metadata/schema").unlink()
     assert checkpoint.restore(tmp_path / "new").made.verify().ok
 
 

@@ -142,10 +142,20 @@ class Verification(Shown):
         if all(finding.version in self.expired for finding in self.findings):
             return f"ask for a version that is kept: statestore list {uri} shows them"
         is_readable = all(finding.is_recoverable for finding in self.findings)
+        can_read = "every row can be read all the same; " if is_readable else ""
+        if self.is_savepoint:
+            return f"{can_read}put the files back from a copy, or go on from another copy"
+        of_id = [finding for finding in self.findings if _is_query_id(finding.file or "")]
+        if is_readable and of_id:
+            is_there = any(finding.kind == "corruption" for finding in of_id)
+            deleted = "delete it, on a local disk also .metadata.crc beside it, and "
+            return (
+                f"{'Spark does' if is_there else 'Spark 4.2 and later do'} not start the query "
+                "without its ID: put the file back from a copy; or "
+                f"{deleted if is_there else ''}make a new checkpoint, whose query has a new ID and "
+                f"is another one to its sinks: {new}"
+            )
         if not self.is_repairable:
-            can_read = "every row can be read all the same; " if is_readable else ""
-            if self.is_savepoint:
-                return f"{can_read}put the files back from a copy, or go on from another copy"
             if is_readable:
                 under_way = any(_OFFSETS.search(one.file or "") for one in self.findings) or any(
                     _SOURCES.match(one.file or "") for one in self.findings
@@ -162,14 +172,6 @@ class Verification(Shown):
                 "--version VERSION"
             )
         if is_readable:
-            if all(_is_query_id(finding.file or "") for finding in self.findings):
-                is_there = any(finding.kind == "corruption" for finding in self.findings)
-                deleted = "delete it, on a local disk also .metadata.crc beside it, and "
-                return (
-                    "the query does not start: put the file back from a copy; or "
-                    f"{deleted if is_there else ''}make a new checkpoint, whose query has a new ID "
-                    f"and is another one to its sinks: {new}"
-                )
             if any(_is_schema(finding.file or "") for finding in self.findings):
                 return (
                     "put the state schemas back from a copy, a savepoint has them: every row can "

@@ -148,15 +148,18 @@ private[statestore] object FileSinks extends Logging {
      * A file that a batch has written here. Of a new output none has before its log is complete,
      * also where the first one was killed; where the log was lost, files tell.
      */
-    private lazy val firstFile: Option[Path] =
+    private lazy val firstFile: Option[Path] = filesBelow(output).nextOption()
+
+    /** Files of rows as Spark names them. A directory that is no COLUMN=VALUE is anybody's. */
+    private def filesBelow(directory: Path): Iterator[Path] =
       try {
-        val files = fs.listFiles(output, true)
-        Iterator.continually(files).takeWhile(_.hasNext).map(_.next().getPath).find { file =>
-          val below = output.toUri.relativize(file.toUri).getPath.split('/')
-          // As Spark names them. A directory that is no COLUMN=VALUE is anybody's.
-          below.last.startsWith("part-") && below.init.forall(_.contains("="))
+        val found = fs.listStatusIterator(directory)
+        Iterator.continually(found).takeWhile(_.hasNext).map(_.next()).flatMap { status =>
+          val name = status.getPath.getName
+          if (status.isDirectory && name.contains("=")) filesBelow(status.getPath)
+          else Iterator.single(status.getPath).filter(_ => status.isFile && name.startsWith("part-"))
         }
-      } catch { case _: FileNotFoundException => None }
+      } catch { case _: FileNotFoundException => Iterator.empty }
 
     /** Spark makes the directory before a query is refused: empty, it hides every file. */
     private def leaveNoEmptyLog(): Unit =
