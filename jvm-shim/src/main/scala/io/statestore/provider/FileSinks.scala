@@ -155,9 +155,9 @@ private[statestore] object FileSinks extends Logging {
       try {
         val found = fs.listStatusIterator(directory)
         Iterator.continually(found).takeWhile(_.hasNext).map(_.next()).flatMap { status =>
-          val name = status.getPath.getName
-          if (status.isDirectory && name.contains("=")) filesBelow(status.getPath)
-          else Iterator.single(status.getPath).filter(_ => status.isFile && name.startsWith("part-"))
+          val path = status.getPath
+          if (status.isDirectory && path.getName.contains("=")) filesBelow(path)
+          else Iterator.single(path).filter(_ => status.isFile && path.getName.startsWith("part-"))
         }
       } catch { case _: FileNotFoundException => Iterator.empty }
 
