@@ -140,7 +140,7 @@ def open_store(
             home,
             clock,
         )
-        opened.load(version, checkpoint_id)
+        opened.load(version, checkpoint_id or _attempt_of(deltas, version))
         _check(store_name, opened.num_partitions)
     except BaseException:
         scratch.close()
@@ -177,10 +177,10 @@ def _deltas(location: StoreLocation) -> list[StateFileName]:
     return [file for file in files if file is not None and file.kind == "delta"]
 
 
-def _attempt_at(location: StoreLocation, version: int) -> str | None:
+def _attempt_of(deltas: list[StateFileName], version: int) -> str | None:
     """Return the checkpoint ID of a version that one attempt has made; None in format 1."""
-    attempts = {name.checkpoint_id for name in _deltas(location) if name.version == version}
-    if len(attempts) > 1:
+    attempts = {name.checkpoint_id for name in deltas if name.version == version}
+    if version and len(attempts) > 1:
         raise InvalidArgumentError(
             "several attempts made this version",
             version=version,
@@ -325,7 +325,11 @@ class Store(Shown):
             self._head, self._families = None, (_DEFAULT_FAMILY,)
             self.table = Table((), max_parallelism, 0)
             return
-        checkpoint_id = checkpoint_id or _attempt_at(self._versions.location, version)
+        checkpoint_format = self._checkpoint_format
+        if self._head is not None:
+            checkpoint_format = self._head.trailer.checkpoint_format
+        if checkpoint_id is None and checkpoint_format >= 2:
+            checkpoint_id = _attempt_of(_deltas(self._versions.location), version)
         restored = self._versions.load(version, checkpoint_id, self._num_partitions, self._options)
         self.table = Table.from_restored(restored)
         self._head = restored.head

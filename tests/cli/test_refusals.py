@@ -201,7 +201,7 @@ def test_damaged_query_id_is_named(tmp_path: Path, query: MadeCheckpoint, text: 
 
     text = run("verify", query.path, exit_code=1)
     assert "[corruption]" in text
-    assert "To fix: the query does not start with it: put the file back from a copy, or del" in text
+    assert "To fix: Spark does not start the query without its ID: put the file back from" in text
     for command in ("savepoint", "branch"):
         said = run(command, query.path, tmp_path / "new", exit_code=1)
         assert "[corruption] the file with the ID of the query, or that" in said
