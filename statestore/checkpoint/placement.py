@@ -128,7 +128,7 @@ def read_owner(io: FileIO, state_root: str) -> str | None:
 
 def require_own_state(
     uri: str,
-    placement: Placement | None,
+    placement: Placement,
     state_io: FileIO,
     state_root: str,
     is_here: Callable[[str], bool],
@@ -141,9 +141,8 @@ def require_own_state(
     Args:
         uri: The checkpoint's `state` directory, as `place_uri` returns it. The path alone would be
             the same for a copy on another storage.
-        placement: The checkpoint's placement; None where its state is in the `state` directory,
-            which is not looked at.
-        state_io: Storage of the state.
+        placement: The checkpoint's placement.
+        state_io: The other storage.
         state_root: The state's directory there.
         is_here: Whether another `state` directory, by its URI, is the checkpoint's by another name.
             Only who holds a lease, and looks for it there, can tell where it is another mount.
@@ -152,8 +151,6 @@ def require_own_state(
         IncompatibleError: The state was made for another checkpoint (kind other-checkpoint).
         CorruptionError, StorageError: As `read_owner`; or `is_here` could not tell.
     """
-    if placement is None:
-        return
     moved = (
         f"if the state was moved too, to NEW/{placement.id}, first write NEW as `storage` into "
         f"{placement_path(uri)}"

@@ -119,13 +119,15 @@ class QueryLeases:
             files = lease.take(progress)
             now_ms = files[lease.name].modified_ms if lease.name in files else self._clock.now_ms()
             self._require_no_operation(lease, files, now_ms)
-            require_own_state(
-                checkpoint_uri(request),
-                *self._storages.open_state(request),
-                lambda uri: (
-                    lease.name in Leases(*self._storages.open_directory(uri, request)).list()
-                ),
-            )
+            elsewhere = self._storages.open_state_elsewhere(request)
+            if elsewhere is not None:
+                require_own_state(
+                    checkpoint_uri(request),
+                    *elsewhere,
+                    lambda uri: (
+                        lease.name in Leases(*self._storages.open_directory(uri, request)).list()
+                    ),
+                )
         except StateStoreError:
             with self._lock:
                 self._held = {name: held for name, held in self._held.items() if held is not lease}

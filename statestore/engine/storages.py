@@ -143,16 +143,15 @@ class Storages:
         io, path = self._open(uri, request, request.options())
         return self._of_leases(io), path
 
-    def open_state(self, request: Request) -> tuple[Placement | None, FileIO, str]:
-        """Return the placement of a checkpoint, and the storage of its state with the path there.
+    def open_state_elsewhere(self, request: Request) -> tuple[Placement, FileIO, str] | None:
+        """Return a checkpoint's placement, storage and directory of its state; None: with it.
 
         Raises:
             InvalidArgumentError, IncompatibleError, CorruptionError, StorageError: As `locate`.
         """
-        home, root = self.open_checkpoint(request)
-        placement = read_placement(home, root)
+        placement = read_placement(*self.open_checkpoint(request))
         if placement is None:
-            return None, home, root
+            return None
         io, path = self._open(placement.storage, request, request.options())
         return placement, self._of_leases(io), placement.directory(path)
 

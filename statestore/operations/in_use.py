@@ -80,16 +80,17 @@ def exclusive_use(checkpoint: OpenCheckpoint, operation: str) -> Iterator[Exclus
         _require_batches(checkpoint, *batches)
         for event in checkpoint.decided_after[:1]:
             _require_event(checkpoint, event)
-        open_other = partial(
-            checkpoint.place.open_other, cache_directory=checkpoint.scratch_directory
-        )
-        require_own_state(
-            checkpoint.place.state_uri,
-            checkpoint.placement,
-            checkpoint.state_io,
-            checkpoint.state_root,
-            lambda uri: use.lease_name in Leases(*open_other(uri)).list(),
-        )
+        if checkpoint.placement is not None:
+            open_other = partial(
+                checkpoint.place.open_other, cache_directory=checkpoint.scratch_directory
+            )
+            require_own_state(
+                checkpoint.place.state_uri,
+                checkpoint.placement,
+                checkpoint.state_io,
+                checkpoint.state_root,
+                lambda uri: use.lease_name in Leases(*open_other(uri)).list(),
+            )
         yield use
 
 

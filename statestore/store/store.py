@@ -12,6 +12,7 @@ from __future__ import annotations
 import posixpath
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -116,11 +117,13 @@ def open_store(
         is_of_query = max(done, planned) >= 0
         if version is None and is_of_query:
             version = done + 1
-        leases, placement = Leases(io, root), read_placement(io, root)
+        home = _Home(Leases(io, root), place.state_uri) if is_of_query else None
+        placement = read_placement(io, root)
         if placement is not None:
             io, path = place.open_other(placement.storage, scratch_directory)
             root = placement.directory(path)
-        home = _Home(leases, place.state_uri, placement, io, root) if is_of_query else None
+            if home is not None:
+                home = replace(home, elsewhere=(placement, io, root))
         location = StoreLocation(io, root, store_name, commits=commits)
         deltas = _deltas(location)
         if version is None:
@@ -198,15 +201,12 @@ class _Home:
     Attributes:
         leases: Its leases.
         uri: URI of its `state` directory.
-        placement: Where the state is, if elsewhere.
-        state_io, state_root: Storage and directory of the state.
+        elsewhere: Placement, storage and directory of the state, where that is not there.
     """
 
     leases: Leases
     uri: str
-    placement: Placement | None
-    state_io: FileIO
-    state_root: str
+    elsewhere: tuple[Placement, FileIO, str] | None = None
 
     def require_no_query(self, clock: Clock) -> None:
         """Check that nobody else writes, and that the state is that of the checkpoint.
@@ -218,14 +218,9 @@ class _Home:
         root = posixpath.dirname(self.leases.directory)
         for name in await_end(self.leases, self.leases.list(), 0, root, clock):
             self.leases.delete(name)
-        require_own_state(
-            self.uri,
-            self.placement,
-            self.state_io,
-            self.state_root,
-            # Of two checkpoints the `state` directories may be links to one and the same.
-            lambda uri: is_same_directory(posixpath.dirname(uri), posixpath.dirname(self.uri)),
-        )
+        if self.elsewhere is not None:
+            is_here = partial(is_same_directory, self.uri)
+            require_own_state(self.uri, *self.elsewhere, is_here)
 
 
 class Store(Shown):
