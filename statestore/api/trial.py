@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from statestore.api.checkpoint import Checkpoint
 from statestore.api.reaching import Reach
 from statestore.checkpoint.layout import is_temporary
-from statestore.checkpoint.query_log import read_bytes
+from statestore.checkpoint.text_files import read_bytes
 from statestore.core.errors import (
     InvalidArgumentError,
     NotFoundError,

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from statestore.checkpoint.query_log import (
+from statestore.checkpoint.text_files import (
     compact,
     damaged,
     delete_file,

@@ -1,4 +1,4 @@
-"""Spark's own files of a checkpoint, read and written without Spark.
+"""The two logs of a query, Spark's files, read and written without Spark.
 
 A batch is planned by `offsets/<batch>` and done by `commits/<batch>`; batch b makes state version b
 + 1. Source: Spark's OffsetSeqLog and CommitLog, releases 4.0 to 4.3. Text that a newer Spark adds
@@ -7,14 +7,19 @@ is kept as it is.
 
 from __future__ import annotations
 
-import json
-import posixpath
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from statestore.core.errors import CorruptionError, FencedError, IncompatibleError, NotFoundError
+from statestore.checkpoint.text_files import (
+    compact,
+    damaged,
+    delete_file,
+    lines_of,
+    read_text,
+    write_text,
+)
+from statestore.core.errors import FencedError, IncompatibleError
 from statestore.core.json_fields import (
     Fields,
     MalformedError,
@@ -23,7 +28,6 @@ from statestore.core.json_fields import (
     to_items,
     to_text,
 )
-from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,89 +42,10 @@ NO_OFFSET = "-"
 """Stands in an entry of the offset log for a source of which nothing is read yet."""
 LogName = Literal["offsets", "commits"]
 
-_MAX_BYTES = 64 * 1024 * 1024
 _MAX_INT = (1 << 31) - 1
 _IDS_FIELD = "stateUniqueIds"
-_VERSION = re.compile("v[1-9][0-9]*")
 _NUMBER = re.compile("0|[1-9][0-9]{0,9}")
 _ID = re.compile("[0-9A-Za-z-]+")
-_IN_VERSION_2 = "/_metadata/v2/"
-
-
-def read_text(io: FileIO, path: str) -> str:
-    """Return a small text file.
-
-    Raises:
-        NotFoundError: It is not there.
-        CorruptionError: It is no text.
-        StorageError: The storage failed.
-    """
-    data = read_bytes(io, path)
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise damaged(path, data.decode(errors="backslashreplace"), error.start) from error
-
-
-def read_bytes(io: FileIO, path: str) -> bytes:
-    """Return a file as it is, in one request if it is small; errors as `read_text`, but for damage.
-
-    Spark's compacted log of a source has a line for each file that it ever read.
-    """
-    data, size = io.read_tail(path, _MAX_BYTES)
-    if len(data) == size:
-        return data
-    with named_errors("read a file of the checkpoint", path):
-        return Path(io.fetch(path)).read_bytes()
-
-
-def try_read_bytes(io: FileIO, path: str) -> bytes | None:
-    """Return a file as it is, None where there is none; errors as `read_bytes`."""
-    try:
-        return read_bytes(io, path)
-    except NotFoundError:
-        return None
-
-
-def write_text(io: FileIO, path: str, text: str, *, overwrite: bool) -> None:
-    """Write one of Spark's text files, durably and whole.
-
-    The hidden checksum file that Hadoop keeps beside a local file is deleted first, even if its
-    file is gone: it would not match, and Hadoop reads a file without one.
-
-    Raises:
-        FencedError: A file is there and overwrite is False.
-        StorageError: The storage failed.
-    """
-    write_bytes(io, path, text.encode(), overwrite=overwrite)
-
-
-def write_bytes(io: FileIO, path: str, data: bytes, *, overwrite: bool) -> None:
-    """Write one of Spark's files as `write_text` does, of any bytes."""
-    if overwrite or not _exists(io, path):
-        io.delete(checksum_path(path))
-    io.make_directory(posixpath.dirname(path))
-    io.write(path, data, sync=True, overwrite=overwrite)
-
-
-def delete_file(io: FileIO, path: str) -> None:
-    """Delete one of Spark's files, if it is there; its checksum never outlives it."""
-    io.delete(checksum_path(path))
-    io.delete(path)
-
-
-def _exists(io: FileIO, path: str) -> bool:
-    try:
-        io.read_tail(path, 1)
-    except NotFoundError:
-        return False
-    return True
-
-
-def checksum_path(path: str) -> str:
-    """Return the path of the checksum file that Hadoop keeps beside a local file."""
-    directory, name = posixpath.split(path)
-    return f"{directory}/.{name}.crc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,18 +248,6 @@ class CommitEntry:
         return f"{self.version}\n{compact(self.fields)}"
 
 
-def lines_of(text: str, path: str) -> list[str]:
-    """Return the lines of one of Spark's files: the version of its form, and at least one more.
-
-    Raises:
-        CorruptionError: It has none, or no version.
-    """
-    lines = text.rstrip("\n").split("\n")
-    if len(lines) < 2 or _VERSION.fullmatch(lines[0]) is None:
-        raise damaged(path, text)
-    return lines
-
-
 def _check_ids(found: Fields) -> None:
     """Check that these are checkpoint IDs: by operator, state partition and store."""
     for operator in found.all:
@@ -344,44 +257,3 @@ def _check_ids(found: Fields) -> None:
                 raise MalformedError("a state partition without a checkpoint ID")
             for one in ids:
                 to_text(one, _ID)
-
-
-def compact(fields: Mapping[str, Any]) -> str:
-    """Return a JSON object as Spark writes it, in one line."""
-    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
-
-
-def damaged(path: str, text: str, offset: int = 0) -> CorruptionError:
-    """Return the error for one of Spark's files with wrong content."""
-    of_log = (
-        "put the file back from a copy; or take out a log's entry and all later ones with "
-        "`statestore repair`"
-    )
-    return CorruptionError(
-        "a file of the checkpoint is not in Spark's form",
-        file=path,
-        offset=offset,
-        expected="a JSON object, in a log after a version line",
-        found=text[:100],
-        to_fix=fix_of_metadata(path) if is_metadata(path) else of_log,
-    )
-
-
-def is_metadata(path: str) -> bool:
-    """Return whether a file is Spark's metadata of an operator, in version 1 or 2."""
-    return path.endswith("/_metadata/metadata") or _IN_VERSION_2 in path
-
-
-def fix_of_metadata(path: str) -> str:
-    """Return the fix for such a file that is missing or damaged.
-
-    Where there is none, Spark writes one in version 1; of version 2 it needs what was there.
-    """
-    copied = "put the file back from a copy"
-    if _IN_VERSION_2 in path:
-        return copied
-    return (
-        f"{copied}; else delete what there is of it, on a local disk also .metadata.crc beside it, "
-        "and run a batch of the query, which writes it, as the first one after a restore with "
-        "--add-operator does"
-    )

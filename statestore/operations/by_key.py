@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.query_log import (
-    NUM_PARTITIONS_KEY,
-    STRICT_DISTRIBUTION_KEY,
-    is_on,
-)
+from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, STRICT_DISTRIBUTION_KEY, is_on
 from statestore.codec.column_family import DEFAULT_FAMILY
 from statestore.codec.partition_key import grouped_otherwise
 from statestore.core.errors import IncompatibleError

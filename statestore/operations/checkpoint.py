@@ -22,7 +22,8 @@ from statestore.checkpoint.operator_metadata import (
     schema_uris_of,
 )
 from statestore.checkpoint.placement import read_placement
-from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, fix_of_metadata, read_bytes
+from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY
+from statestore.checkpoint.text_files import read_bytes, to_fix_file
 from statestore.checkpoint.trailers import PublishedFile, read_attempt
 from statestore.codec.partition_key import is_single
 from statestore.codec.references import StoreName
@@ -442,7 +443,7 @@ class OpenCheckpoint(QueryLogs):
                     offset=0,
                     expected=", ".join(sorted(unnamed)),
                     found=", ".join(info.name for info in operator.stores),
-                    to_fix=fix_of_metadata(path),
+                    to_fix=to_fix_file(path),
                 )
 
     @cached_property

@@ -23,11 +23,7 @@ from typing import TYPE_CHECKING
 
 from statestore.checkpoint.operator_metadata import OF_OPERATOR
 from statestore.checkpoint.pins import pinned
-from statestore.checkpoint.query_log import (
-    NUM_PARTITIONS_KEY,
-    CommitEntry,
-    OffsetsEntry,
-)
+from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, CommitEntry, OffsetsEntry
 from statestore.codec.partition_key import is_single
 from statestore.core.errors import CorruptionError, NotFoundError, require_whole
 from statestore.io.storage import scheme_of

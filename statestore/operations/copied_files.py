@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from statestore.checkpoint import operator_metadata
 from statestore.checkpoint.layout import parse_rescale_ref_name
 from statestore.checkpoint.lineage import check_ref
-from statestore.checkpoint.query_log import write_text
+from statestore.checkpoint.text_files import write_text
 from statestore.checkpoint.trailers import trailer_of
 from statestore.codec.sealed_file import SealedFile
 from statestore.core.errors import NotFoundError

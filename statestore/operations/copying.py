@@ -21,7 +21,8 @@ from statestore.checkpoint.history import Event, append
 from statestore.checkpoint.layout import BODIES, StoreLocation
 from statestore.checkpoint.pins import pin_id_for
 from statestore.checkpoint.placement import make_placement
-from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, write_bytes
+from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY
+from statestore.checkpoint.text_files import write_bytes
 from statestore.codec.references import StoreName
 from statestore.core.errors import StateStoreError
 from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDER_KEY, PROVIDERS

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from statestore.checkpoint.query_log import write_text
+from statestore.checkpoint.text_files import write_text
 from statestore.core.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from statestore.core.json_fields import MalformedError, parse_fields
 from statestore.core.version import WRITER

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import is_temporary, lease_directory
-from statestore.checkpoint.query_log import read_text, try_read_bytes, write_text
+from statestore.checkpoint.text_files import read_text, try_read_bytes, write_text
 from statestore.core.errors import (
     FencedError,
     InvalidArgumentError,

@@ -8,12 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.query_log import (
-    ENCODING_KEY,
-    STRICT_DISTRIBUTION_KEY,
-    is_avro,
-    is_on,
-)
+from statestore.checkpoint.query_log import ENCODING_KEY, STRICT_DISTRIBUTION_KEY, is_avro, is_on
 from statestore.codec.column_family import DEFAULT_FAMILY
 from statestore.codec.joined_trailers import join_schemas
 from statestore.codec.partition_key import grouped_otherwise, partition_key_columns

@@ -16,13 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.history import Event, append, newest_event
 from statestore.checkpoint.operator_metadata import write_num_partitions
-from statestore.checkpoint.query_log import (
-    NUM_PARTITIONS_KEY,
-    LogName,
-    QueryLog,
-    read_bytes,
-    write_bytes,
-)
+from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, LogName, QueryLog
+from statestore.checkpoint.text_files import read_bytes, write_bytes
 from statestore.core.errors import FencedError, InUseError, NotFoundError
 from statestore.operations.batches import (
     checkpoint_ids_of,

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from statestore.checkpoint.query_log import read_text
+from statestore.checkpoint.text_files import read_text
 from statestore.core.errors import IncompatibleError, InternalError, NotFoundError, StorageError
 from statestore.core.options import PREFIX, spark_conf
 from statestore.core.providers import PROVIDER_KEY, SPARK_PROVIDERS

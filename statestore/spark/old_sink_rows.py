@@ -8,7 +8,7 @@ import re
 import urllib.parse
 from typing import TYPE_CHECKING, Any
 
-from statestore.checkpoint.query_log import read_text
+from statestore.checkpoint.text_files import read_text
 from statestore.core.errors import NotFoundError
 from statestore.io.local import temporary_directory
 from statestore.io.storage import hadoop_uri

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import store_directory
-from statestore.checkpoint.query_log import checksum_path
+from statestore.checkpoint.text_files import checksum_path
 from statestore.codec.arrow_batch import most_unpacked
 from statestore.core.errors import NotFoundError
 from statestore.core.providers import SPARK_PROVIDERS

@@ -18,7 +18,7 @@ import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from statestore.checkpoint.query_log import compact
+from statestore.checkpoint.text_files import compact
 from statestore.codec.column_family import DEFAULT_FAMILY, ColumnFamily
 from statestore.core.errors import CorruptionError, IncompatibleError
 from statestore.core.json_fields import MalformedError, parse_fields, to_integer

@@ -15,13 +15,8 @@ import pyarrow as pa
 
 from statestore.checkpoint.key_group_rows import NUM_CLASSES, class_of
 from statestore.checkpoint.operator_metadata import operator_metadata_path
-from statestore.checkpoint.query_log import (
-    NUM_PARTITIONS_KEY,
-    STRICT_DISTRIBUTION_KEY,
-    QueryLog,
-    write_bytes,
-    write_text,
-)
+from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, STRICT_DISTRIBUTION_KEY, QueryLog
+from statestore.checkpoint.text_files import write_bytes, write_text
 from statestore.codec.column_family import ColumnFamily
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.references import StoreName

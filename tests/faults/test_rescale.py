@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from statestore import Checkpoint, Savepoint
 from statestore.checkpoint.lease import Holder, Lease
-from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, checksum_path
+from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY
+from statestore.checkpoint.text_files import checksum_path
 from statestore.cli.commands import cli
 from statestore.codec import sorting
 from statestore.codec.partition_key import compute_key_groups

@@ -6,12 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from statestore.checkpoint import query_log
-from statestore.checkpoint.query_log import (
-    CommitEntry,
-    OffsetsEntry,
-    QueryLog,
-)
+from statestore.checkpoint import text_files
+from statestore.checkpoint.query_log import CommitEntry, OffsetsEntry, QueryLog
 from statestore.core.errors import CorruptionError, FencedError, IncompatibleError
 from statestore.io.local import LocalFileIO
 
@@ -99,11 +95,11 @@ def test_file_larger_than_a_request_is_read_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches a long log of a source, or a long history, of which a copy has the end alone."""
-    monkeypatch.setattr(query_log, "_MAX_BYTES", 50)
+    monkeypatch.setattr(text_files, "_MAX_BYTES", 50)
     path = tmp_path / "9.compact"
     for size in (49, 50, 51, 500):
         data = b"v1\n" + b"x" * (size - 3)
         path.write_bytes(data)
 
-        assert query_log.read_bytes(LocalFileIO(), str(path)) == data
-        assert query_log.read_text(LocalFileIO(), str(path)) == data.decode()
+        assert text_files.read_bytes(LocalFileIO(), str(path)) == data
+        assert text_files.read_text(LocalFileIO(), str(path)) == data.decode()

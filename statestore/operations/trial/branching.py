@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.query_log import QueryLog, read_bytes, write_bytes
+from statestore.checkpoint.query_log import QueryLog
+from statestore.checkpoint.text_files import read_bytes, write_bytes
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
 from statestore.core.providers import IN_DRIVER_MEMORY
 from statestore.operations.batches import (

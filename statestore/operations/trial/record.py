@@ -19,7 +19,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.pins import pins_for
-from statestore.checkpoint.query_log import read_text, write_text
+from statestore.checkpoint.text_files import read_text, write_text
 from statestore.core.errors import CorruptionError, NotFoundError
 from statestore.core.json_fields import MalformedError, parse_fields
 from statestore.core.version import WRITER

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING
 
 from statestore.checkpoint.history import entries_of
 from statestore.checkpoint.layout import history_path, is_temporary
-from statestore.checkpoint.query_log import QueryLog, read_bytes, try_read_bytes, write_bytes
+from statestore.checkpoint.query_log import QueryLog
+from statestore.checkpoint.text_files import read_bytes, try_read_bytes, write_bytes
 from statestore.core.errors import InUseError, InvalidArgumentError, NotFoundError
 from statestore.io.guarded import GuardedFileIO
 from statestore.io.local import temporary_directory

@@ -17,7 +17,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.layout import parse_state_file_name
-from statestore.checkpoint.query_log import QueryLog, read_bytes, try_read_bytes, write_bytes
+from statestore.checkpoint.query_log import QueryLog
+from statestore.checkpoint.text_files import read_bytes, try_read_bytes, write_bytes
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 from statestore.operations.batches import read_own_batch
 from statestore.operations.result import Change, Result, no_progress

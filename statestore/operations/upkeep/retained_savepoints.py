@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar
 
 from statestore.checkpoint.layout import is_temporary
-from statestore.checkpoint.query_log import read_text, write_text
+from statestore.checkpoint.text_files import read_text, write_text
 from statestore.core.defaults import SAVEPOINTS_KEPT
 from statestore.core.durations import duration_ms, require_duration
 from statestore.core.errors import (

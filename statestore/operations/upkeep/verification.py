@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.query_log import fix_of_metadata, is_metadata
+from statestore.checkpoint.text_files import spark_file_of, to_fix_file
 from statestore.core.text import Shown, format_bytes, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from statestore.checkpoint.text_files import SparkFile
     from statestore.codec.references import StoreName
     from statestore.core.errors import StateStoreError
-
-
-_OFFSETS = re.compile(r"/offsets/[0-9]+$")
-"""An entry of the offset log."""
-_SOURCES = re.compile(r"sources/")
-"""A file of a source, whose path is from the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +52,11 @@ class Finding:
         file = error.fields.get("file")
         named = None if file is None else str(file)
         return cls(version, store, error.kind, str(error), is_recoverable, named)
+
+    @property
+    def spark_file(self) -> SparkFile | None:
+        """Which of Spark's files of the checkpoint it is about; None for state."""
+        return spark_file_of(self.file or "")
 
     def describe(self) -> str:
         """Return it in a line."""
@@ -145,9 +144,9 @@ class Verification(Shown):
         can_read = "every row can be read all the same; " if is_readable else ""
         if self.is_savepoint:
             return f"{can_read}put the files back from a copy, or go on from another copy"
-        of_id = [finding for finding in self.findings if _is_query_id(finding.file or "")]
-        if is_readable and of_id:
-            is_there = any(finding.kind == "corruption" for finding in of_id)
+        about = {finding.spark_file: finding for finding in self.findings}
+        if is_readable and "query-id" in about:
+            is_there = about["query-id"].kind == "corruption"
             deleted = "delete it, on a local disk also .metadata.crc beside it, and "
             return (
                 f"{'Spark does' if is_there else 'Spark 4.2 and later do'} not start the query "
@@ -157,12 +156,10 @@ class Verification(Shown):
             )
         if not self.is_repairable:
             if is_readable:
-                under_way = any(_OFFSETS.search(one.file or "") for one in self.findings) or any(
-                    _SOURCES.match(one.file or "") for one in self.findings
-                )
                 moved = "move the newest entry of offsets/ away, also its hidden .crc, and "
+                under_way = moved if about.keys() & {"offsets", "sources"} else ""
                 return (
-                    f"{can_read}put the files back from a copy, or {moved if under_way else ''}"
+                    f"{can_read}put the files back from a copy, or {under_way}"
                     f"make a new checkpoint: {new}"
                 )
             deep = " --deep" if self.is_deep else ""
@@ -172,18 +169,18 @@ class Verification(Shown):
                 "--version VERSION"
             )
         if is_readable:
-            if any(_is_schema(finding.file or "") for finding in self.findings):
+            if "schema" in about:
                 return (
                     "put the state schemas back from a copy, a savepoint has them: every row can "
                     "be read, but Spark does not start the query without them"
                 )
-            if any(_OFFSETS.search(finding.file or "") for finding in self.findings):
+            if "offsets" in about:
                 return (
                     "every row can be read, but the batch under way cannot be repeated, and Spark "
                     "does not start the query: put the file back from a copy, or see what "
                     f"statestore repair {uri} takes back"
                 )
-            if any(_SOURCES.match(finding.file or "") for finding in self.findings):
+            if "sources" in about:
                 return (
                     "every row can be read, but the source of the batch under way does not know "
                     f"what it has read: put {self.checkpoint}/sources back from a copy, or see "
@@ -211,20 +208,10 @@ class Verification(Shown):
 def to_fix_metadata(findings: Iterable[Finding]) -> str | None:
     """Return the fix where rows are lost to nothing but metadata of operators, else None."""
     files = {finding.file or "" for finding in findings if not finding.is_recoverable}
-    if not files or not all(map(is_metadata, files)):
+    if {spark_file_of(file) for file in files} != {"operator"}:
         return None
     return (
         "no version can be read while the metadata of an operator is missing or damaged: "
         # The shortest is what is right for every one.
-        + min(map(fix_of_metadata, files), key=len)
+        + min(map(to_fix_file, files), key=len)
     )
-
-
-def _is_schema(path: str) -> bool:
-    """Whether a file is one of Spark's state schemas."""
-    return "/_stateSchema/" in path or path.endswith("/_metadata/schema")
-
-
-def _is_query_id(path: str) -> bool:
-    """Whether a file is Spark's metadata of the query, with its ID."""
-    return path.endswith("/metadata") and not is_metadata(path)

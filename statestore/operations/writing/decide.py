@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from statestore.checkpoint.operator_metadata import read_operators
-from statestore.checkpoint.query_log import read_bytes
+from statestore.checkpoint.text_files import read_bytes
 from statestore.codec.partition_key import partition_key_columns
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.core.text import format_count

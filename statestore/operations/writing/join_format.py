@@ -25,7 +25,8 @@ from statestore.checkpoint.operator_metadata import (
     metadata_with_families_path,
     write_operator,
 )
-from statestore.checkpoint.query_log import JOIN_FORMAT_KEY, compact
+from statestore.checkpoint.query_log import JOIN_FORMAT_KEY
+from statestore.checkpoint.text_files import compact
 from statestore.codec.byte_ranges import ByteRanges, child
 from statestore.codec.column_family import NO_DEFAULT, ColumnFamily
 from statestore.codec.key_bytes import decode_keys, key_type, value_type
