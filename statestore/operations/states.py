@@ -56,9 +56,9 @@ def find_states(
 def state_of(checkpoint: OpenCheckpoint, head: PublishedFile) -> StoreState:
     """Return a version of a store of this package's, by the delta that makes it."""
     trailer = head.trailer
-    kind: VersionKind = "incremental"
-    if trailer.parent is None:
-        kind = "rescaled" if trailer.files else "full"
+    kind: VersionKind = "incremental" if trailer.files else "full"
+    if trailer.files and trailer.parent is None:
+        kind = "rescaled"
     return StoreState(
         store=trailer.store,
         num_partitions=trailer.num_partitions,

@@ -106,14 +106,17 @@ def test_count_ends_at_a_version_that_was_written_whole(tmp_path: Path, backend:
 
 
 def test_keys_of_versions_that_are_all_written_whole_are_not_told(tmp_path: Path) -> None:
-    """Catches keys that changed once and are told for each version that has them."""
+    """Catches keys that changed once and are told for each version that has them, and a list that
+    calls such versions incremental."""
     random = Random(9)
     options = replace(OPTIONS, rocksdb_incremental=False)
     query = query_of(tmp_path / "query", operators=STORE, backend="rocksdb", options=options)
     for _ in range(3):
         query.run_batch(batch_of(query, random))
 
-    assert Checkpoint(query.path).rows("default").most_changed(10).num_rows == 0
+    checkpoint = Checkpoint(query.path)
+    assert checkpoint.rows("default").most_changed(10).num_rows == 0
+    assert {version.kind for version in checkpoint.versions()} == {"full"}
 
 
 def test_count_ends_at_versions_that_were_expired(tmp_path: Path) -> None:

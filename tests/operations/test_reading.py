@@ -435,15 +435,40 @@ def test_a_checkpoint_is_described_by_its_trailers(checkpoint):
 
 def test_state_on_the_heap_is_read_through_the_drivers_memory(tmp_path):
     """Catches the heap backend's state looked for on the disk."""
-    root = write_checkpoint(tmp_path / "heap", VERSIONS)
-    for entry in (tmp_path / "heap" / "offsets").iterdir():
-        text = entry.read_text()
-        entry.write_text(text.replace(PROVIDERS["filesystem"], PROVIDERS["heap"]))
+    root = as_on_the_heap(write_checkpoint(tmp_path / "heap", VERSIONS))
 
     assert _rows(at(root, memory=LocalFileIO).rows("default").read()) == contents(VERSIONS)
     with pytest.raises(NotFoundError) as caught:
         Checkpoint(root).rows("default").read()
     assert caught.value.kind == "driver-lost"
+
+
+def as_on_the_heap(root):
+    """A checkpoint of the heap backend: its memory is the same directory."""
+    for entry in Path(root, "offsets").iterdir():
+        text = entry.read_text()
+        entry.write_text(text.replace(PROVIDERS["filesystem"], PROVIDERS["heap"]))
+    return root
+
+
+def test_versions_on_the_heap_are_told_after_a_rescale_to_fewer(tmp_path):
+    """Catches a version called damaged whose files are of a state partition there was before."""
+    root = as_on_the_heap(write_checkpoint(tmp_path / "heap", VERSIONS, num_partitions=8))
+    checkpoint = at(root, memory=LocalFileIO)
+    before = [version.kind for version in checkpoint.versions()]
+
+    checkpoint.rescale(4)
+
+    assert [version.kind for version in checkpoint.versions()] == ["rescaled", *before]
+    assert "expired" not in before
+
+
+def test_versions_on_the_heap_are_listed_where_its_memory_cannot_be_reached(tmp_path):
+    """Catches a list that fails, where the logs tell of versions and backend."""
+    root = as_on_the_heap(write_checkpoint(tmp_path / "heap", VERSIONS))
+
+    assert Checkpoint(root).info.backend == "heap"
+    assert {version.kind for version in Checkpoint(root).versions()} == {"unreadable"}
 
 
 def on_s3(root, s3_server, bucket, scratch):

@@ -399,11 +399,12 @@ def _kind(states: States) -> VersionKind:
 def _list_files(checkpoint: OpenCheckpoint) -> list[tuple[str, str, int]]:
     """Return directory, name and size of all files, also of state partitions there were before.
 
-    Pins that have expired are left out.
+    Pins that have expired are left out. Of checkpoint memory that cannot be reached there is none.
     """
     if checkpoint.kept_by in IN_DRIVER_MEMORY:
-        stores = checkpoint.stores(checkpoint.num_partitions)
-        locations = [checkpoint.location(store) for store in stores]
+        if checkpoint.memory is None:
+            return []
+        locations = [checkpoint.location(store) for store in checkpoint.stores(_most(checkpoint))]
         with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
             listings = pool.map(lambda location: location.io.list(location.directory), locations)
             found = [
@@ -421,6 +422,15 @@ def _list_files(checkpoint: OpenCheckpoint) -> list[tuple[str, str, int]]:
         for directory, name, info in files
         if parse_pin_name(name) is None or is_held(info, now_ms)
     ]
+
+
+def _most(checkpoint: OpenCheckpoint) -> int:
+    """Return the most state partitions of a version that the offset log tells of."""
+    found = [checkpoint.num_partitions]
+    for batch in checkpoint.done_batches:
+        with suppress(CorruptionError, NotFoundError):  # told of by its version
+            found.append(checkpoint.num_partitions_at(batch + 1))
+    return max(found)
 
 
 def _state_files(
