@@ -587,6 +587,7 @@ class Checkpoint(Directory):
         Raises:
             InvalidArgumentError: Several attempts made the version and none was named; there is no
                 such store; or the backend keeps none without Spark.
+            NotFoundError: The heap backend has the store (kind driver-lost).
         """
         with self._reach.using():
             return open_store(

@@ -195,7 +195,7 @@ def _is_hot(store: StoreFacts, rows: Sequence[int]) -> bool:
 
 
 def _chains(facts: Facts) -> Iterator[Advice]:
-    if facts.backend in SPARK_PROVIDERS:
+    if facts.backend in {*SPARK_PROVIDERS, *IN_DRIVER_MEMORY}:
         return
     limit = 2 * StateStoreOptions().snapshot_max_chain_length
     parts = [part for store in facts.stores for part in store.partitions]

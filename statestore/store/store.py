@@ -24,6 +24,7 @@ from statestore.checkpoint.commit import NewVersion
 from statestore.checkpoint.key_group_rows import NUM_CLASSES, class_of
 from statestore.checkpoint.layout import (
     BODIES,
+    HEAP_MARKER,
     StateFileName,
     StoreLocation,
     parse_state_file_name,
@@ -46,6 +47,7 @@ from statestore.codec.rows import (
 from statestore.codec.trailer import RowCounts
 from statestore.core.errors import (
     InvalidArgumentError,
+    NotFoundError,
     StateStoreError,
     StoreClosedError,
     require_whole,
@@ -126,6 +128,8 @@ def open_store(
                 home = replace(home, elsewhere=(placement, io, root))
         location = StoreLocation(io, root, store_name, commits=commits)
         deltas = _deltas(location)
+        if deltas:
+            checkpoint_format = 1 if all(one.checkpoint_id is None for one in deltas) else 2
         if version is None:
             version = max((delta.version for delta in deltas), default=0)
         bodies = {delta.body for delta in deltas}
@@ -176,7 +180,22 @@ def _open_versions(
 
 
 def _deltas(location: StoreLocation) -> list[StateFileName]:
-    files = [parse_state_file_name(info.name) for info in location.io.list(location.directory)]
+    """Return the names of a store's deltas.
+
+    Raises:
+        NotFoundError: The store is in the memory of a query's driver (kind driver-lost).
+    """
+    names = [info.name for info in location.io.list(location.directory)]
+    if HEAP_MARKER in names:
+        raise NotFoundError(
+            "the store is in the memory of the query's driver, where only Spark writes",
+            kind="driver-lost",
+            store=str(location.store),
+            file=location.path(HEAP_MARKER),
+            to_fix="read its rows with Checkpoint(…, spark=session).rows() in the driver's own "
+            "Python program while it runs",
+        )
+    files = map(parse_state_file_name, names)
     return [file for file in files if file is not None and file.kind == "delta"]
 
 
@@ -320,10 +339,7 @@ class Store(Shown):
             self._head, self._families = None, (_DEFAULT_FAMILY,)
             self.table = Table((), max_parallelism, 0)
             return
-        checkpoint_format = self._checkpoint_format
-        if self._head is not None:
-            checkpoint_format = self._head.trailer.checkpoint_format
-        if checkpoint_id is None and checkpoint_format >= 2:
+        if checkpoint_id is None and self._checkpoint_format >= 2:
             checkpoint_id = _attempt_of(_deltas(self._versions.location), version)
         restored = self._versions.load(version, checkpoint_id, self._num_partitions, self._options)
         self.table = Table.from_restored(restored)
@@ -467,7 +483,7 @@ class Store(Shown):
             version=self.version + 1,
             parent=head.version_ref if head else None,
             checkpoint_id=batch.checkpoint_id,
-            checkpoint_format=head.checkpoint_format if head else self._checkpoint_format,
+            checkpoint_format=self._checkpoint_format,
             rows=RowCounts(ops.count(PUT), ops.count(DELETE), ops.count(MERGE)),
             num_keys=num_keys,
             num_internal_keys=num_internal_keys,

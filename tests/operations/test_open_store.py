@@ -8,13 +8,13 @@ import pytest
 
 from statestore import Checkpoint
 from statestore.backends.filesystem.versions import FilesystemVersions
-from statestore.checkpoint.layout import StoreLocation
+from statestore.checkpoint.layout import HEAP_MARKER, HEAP_MARKER_TEXT, StoreLocation
 from statestore.checkpoint.lease import Holder, Lease
 from statestore.codec.column_family import ColumnFamily
 from statestore.codec.references import StoreName
 from statestore.codec.rows import PUT, Row
 from statestore.core.clock import ManualClock, SystemClock
-from statestore.core.errors import InUseError, InvalidArgumentError
+from statestore.core.errors import InUseError, InvalidArgumentError, NotFoundError
 from statestore.core.process import find_process
 from statestore.io.local import LocalFileIO
 from statestore.testing.deltas import new_version, write_stream
@@ -74,6 +74,45 @@ def test_store_that_cannot_be_is_refused_when_it_is_opened(tmp_path, how):
         at(tmp_path / "new", options=OPTIONS).open_store(**how)
     assert files_below(tmp_path) == {}
     at(tmp_path / "new", options=OPTIONS).open_store(partition=3, num_partitions=4).close()
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_store_of_checkpoint_format_2_stays_so_from_version_0(tmp_path, backend):
+    """Catches version 0 of a store that takes its files for those of format 1: later versions are
+    not found, and one made of it stands beside them under a name of the other format."""
+    path = tmp_path / "ck"
+    with at(path, options=OPTIONS).open_store(checkpoint_format=2, backend=backend) as store:
+        for number in range(2):
+            batch = store.begin()
+            batch.put(b"key", b"%d" % number)
+            batch.commit()
+
+    with at(path, options=OPTIONS).open_store(version=0) as store:
+        store.load(1)
+        assert dict(store.scan()) == {b"key": b"0"}
+        store.load(0)
+        batch = store.begin()
+        batch.put(b"key", b"other")
+        batch.commit()
+        assert store.checkpoint_id is not None
+    names = [name.rsplit("/", 1)[-1] for name in files_below(path)]
+    deltas = [name for name in names if ".delta." in name]
+    assert len(deltas) == 3
+    assert all("_" in name for name in deltas)
+
+
+def test_store_of_the_heap_backend_is_refused_with_the_way_to_its_rows(tmp_path):
+    """Catches advice to start with a new checkpoint, where the state is in the driver's memory."""
+    query = make_query(tmp_path / "ck", num_partitions=1)
+    directory = Path(query.path, "state", "0", "0")
+    for file in directory.glob("[0-9]*"):
+        file.unlink()
+    (directory / HEAP_MARKER).write_bytes(HEAP_MARKER_TEXT)
+
+    with pytest.raises(NotFoundError, match=r"spark=session\)\.rows\(\)") as caught:
+        at(query.path, options=OPTIONS).open_store()
+
+    assert caught.value.kind == "driver-lost"
 
 
 @pytest.mark.parametrize("backend", ["RocksDB", "heap", 7])

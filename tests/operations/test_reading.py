@@ -471,6 +471,14 @@ def test_versions_on_the_heap_are_listed_where_its_memory_cannot_be_reached(tmp_
     assert {version.kind for version in Checkpoint(root).versions()} == {"unreadable"}
 
 
+def test_keys_on_the_heap_are_refused_to_be_forgotten_also_without_its_memory(tmp_path):
+    """Catches the way to the memory told for what cannot be done there either."""
+    root = as_on_the_heap(write_checkpoint(tmp_path / "heap", VERSIONS))
+
+    with pytest.raises(IncompatibleError, match="stop the driver"):
+        Checkpoint(root).forget(keys=[{"word": "a", "number": 1}], dry_run=True)
+
+
 def on_s3(root, s3_server, bucket, scratch):
     """The same checkpoint on S3."""
     options = StateStoreOptions(**s3_server.options())

@@ -48,13 +48,11 @@ class StoreFile:
         return parse_state_file_name(self.info.name) is not None
 
 
-def files_of_operator(checkpoint: OpenCheckpoint, operator: int) -> list[StoreFile]:
-    """Return the files of an operator's stores, of all state partitions that it ever had.
+def require_files(checkpoint: OpenCheckpoint) -> None:
+    """Check that the state is in files.
 
     Raises:
-        InvalidArgumentError: There is no such operator.
-        IncompatibleError: The state is in checkpoint memory, or of another provider.
-        StorageError: The storage failed.
+        IncompatibleError: It is in checkpoint memory.
     """
     if checkpoint.backend in IN_DRIVER_MEMORY:
         raise IncompatibleError(
@@ -63,6 +61,17 @@ def files_of_operator(checkpoint: OpenCheckpoint, operator: int) -> list[StoreFi
             backend=checkpoint.backend,
             to_fix="stop the driver; files of the checkpoint hold no row",
         )
+
+
+def files_of_operator(checkpoint: OpenCheckpoint, operator: int) -> list[StoreFile]:
+    """Return the files of an operator's stores, of all state partitions that it ever had.
+
+    Raises:
+        InvalidArgumentError: There is no such operator.
+        IncompatibleError: The state is in checkpoint memory, or of another provider.
+        StorageError: The storage failed.
+    """
+    require_files(checkpoint)
     info = checkpoint.operator(operator)
     names = checkpoint.state_io.list_directories(f"{checkpoint.state_root}/{operator}")
     partitions = sorted(int(name) for name in names if name.isascii() and name.isdigit())

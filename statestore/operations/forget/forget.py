@@ -44,7 +44,7 @@ from statestore.operations.forget.certificate import (
     spelled,
     who_and_when,
 )
-from statestore.operations.forget.files import StoreFile, files_of_operator
+from statestore.operations.forget.files import StoreFile, files_of_operator, require_files
 from statestore.operations.forget.result import Forget
 from statestore.operations.forget.search import find_rows, search
 from statestore.operations.full_state import (
@@ -97,6 +97,7 @@ def decide_forget(
 
     Errors as `Checkpoint.forget`.
     """
+    require_files(checkpoint)
     batch = find_edit(checkpoint)
     version = find_version(checkpoint)
     heads = {store: head for store, head in version.heads.items() if store.operator == operator}
