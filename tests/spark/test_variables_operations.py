@@ -154,6 +154,35 @@ def test_query_goes_on_from_a_savepoint_when_nothing_else_is_left(
     assert stopped.go_on(new, provider) == expected
 
 
+BY_KEY, BY_TIME = "$eventTimers_keyToTimestamp", "$eventTimers_timestampToKey"
+
+
+def test_timers_are_edited_by_key_and_by_time_at_once(
+    stopped: Stopped, expected: list[list[str]], tmp_path: Path
+) -> None:
+    """Catches a timer that only one of both families has: it fires in every batch, or never."""
+    path = stopped.copy(tmp_path / "copy")
+    before = rows_of(path, (BY_KEY, BY_TIME))
+    timers = Checkpoint(path).rows(BY_KEY).read().select(["key"])
+    assert timers.num_rows > 2
+    some = timers.slice(0, 1)
+    time = some["key"][0].as_py()["expiryTimestampMs"]
+
+    done = Checkpoint(path).edit(BY_KEY, delete=f"expiryTimestampMs = {time}")
+    assert [one.column_family for one in done.families] == [BY_KEY, BY_TIME]
+    left = rows_of(path, (BY_KEY, BY_TIME))
+    assert len(left[BY_KEY]) == len(left[BY_TIME]) < len(before[BY_KEY])
+    assert not any(str(time) in row for rows in left.values() for row in rows)
+    Checkpoint(path).edit(BY_TIME, delete=timers.to_reader(), all_rows=True)
+    assert rows_of(path, (BY_KEY, BY_TIME)) == {BY_KEY: [], BY_TIME: []}
+    edits = {BY_KEY: statestore.Edited(upsert=timers)}
+    made = Checkpoint(path).transform(tmp_path / "savepoint", edits).made
+    assert rows_of(made.uri, (BY_KEY, BY_TIME)) == before
+
+    Checkpoint(path).edit(BY_TIME, upsert=timers)
+    assert stopped.go_on(path) == expected
+
+
 def test_query_goes_on_from_an_older_version_after_repair(
     stopped: Stopped, built_in: Stopped, tmp_path: Path
 ) -> None:

@@ -36,7 +36,7 @@ from statestore.operations.writing.edited import Edited
 from statestore.operations.writing.expiry import expiry_condition
 from statestore.operations.writing.family_rows import FamilyRows
 from statestore.operations.writing.found import check_found, deleted_in_words, find_rows
-from statestore.operations.writing.given import by_address, read_given, rows_of
+from statestore.operations.writing.given import by_address, kept, read_given, rows_of
 from statestore.operations.writing.given_pass import Given
 from statestore.operations.writing.in_place import EditInPlace
 from statestore.operations.writing.join_format import with_join_format
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from statestore.operations.writing.captured import CapturedBatch
     from statestore.operations.writing.shape import StoreShape
 
+_TIMER_ORDERS = ("keyToTimestamp", "timestampToKey")
 ByAddress = Mapping[Any, Any]
 """Given rows or edits, by the address of the rows that they are for."""
 
@@ -129,11 +130,14 @@ def _of_rows(
     makes: bool,
 ) -> Copy:
     all_rows: list[FamilyRows] = []
-    for address, given in by_address(rows).items():
+    places = {address: _find(found, shapes, address) for address in by_address(rows)}
+    named = [(shape, family.name) for shape, family in places.values()]
+    for address, given in rows.items():
+        shape, family = places[address]
         if makes and isinstance(given, Edited):
-            all_rows.append(_edited(found, shapes, address, given))
+            both = [of for of in _both(shape, family) if (shape, of.name) not in named]
+            all_rows += _edited(found, shape, [family, *both], address, given)
             continue
-        shape, family = _find(found, shapes, address)
         stored = _stored(found, shape, family) if makes else None
         if isinstance(given, Path):
             given = _of_file(given, shape, family, change_schema=change_schema)
@@ -256,12 +260,14 @@ def decide_edit(
         operator = _find(found, shapes, rows)[0].operator
         of_operator = [shape for shape in shapes if shape.operator == operator]
         delete = expiry_condition(expire, older_than, of_operator, checkpoint.clock)
-    changed: tuple[FamilyRows, ...] = ()
+    changed: list[FamilyRows] = []
     if watermark_ms is None or not (delete is None and upsert is None):
         # Where rows expire, none may be old enough.
         edited = Edited(delete, upsert, all_rows)
-        may_be_none = expire is not None
-        changed = (_edited(found, shapes, rows, edited, may_be_none=may_be_none),)
+        shape, family = _find(found, shapes, rows)
+        changed = _edited(
+            found, shape, _both(shape, family), rows, edited, may_be_none=expire is not None
+        )
     elif rows is not None or all_rows:
         raise InvalidArgumentError(
             "rows are named, but neither `delete`, `upsert` nor `expire` is given",
@@ -269,28 +275,57 @@ def decide_edit(
             all_rows=all_rows,
             to_fix="give one of these, or leave rows and all_rows out",
         )
-    edit = EditInPlace(found, shapes, changed, watermark_ms, batch)
+    edit = EditInPlace(found, shapes, tuple(changed), watermark_ms, batch)
     edit.check()
     return edit
 
 
+def _both(shape: StoreShape, family: ColumnFamily) -> list[ColumnFamily]:
+    """Return a column family; of timers both that have them, by key and by time.
+
+    Spark fires by the one, and sets and deletes by the other: a timer that only one has fires in
+    every batch, or never. Source: its TimerStateImpl.
+    """
+    name, slash, order = family.name.partition("Timers_")
+    if slash and family.name.startswith("$") and order in _TIMER_ORDERS:
+        names = [f"{name}{slash}{order}" for order in _TIMER_ORDERS]
+        return [of for of in shape.new.column_families if of.name in names]
+    return [family]
+
+
 def _edited(
     found: CommittedVersion,
-    shapes: tuple[StoreShape, ...],
+    shape: StoreShape,
+    families: list[ColumnFamily],
     address: Address,
     edited: Edited,
     *,
     may_be_none: bool = False,
-) -> FamilyRows:
-    """Return the rows that a column family loses and gets."""
-    delete, upsert = edited.delete, edited.upsert
-    if delete is None and upsert is None:
+) -> list[FamilyRows]:
+    """Return the rows that column families lose and get."""
+    if edited.delete is None and edited.upsert is None:
         raise InvalidArgumentError(
             "there is nothing to edit",
             rows=address,
             to_fix="name keys to delete, or rows to put",
         )
-    shape, family = _find(found, shapes, address)
+    if len(families) > 1:
+        edited = replace(edited, delete=kept(edited.delete), upsert=kept(edited.upsert))
+    return [
+        _edited_rows(found, shape, family, edited, may_be_none=may_be_none) for family in families
+    ]
+
+
+def _edited_rows(
+    found: CommittedVersion,
+    shape: StoreShape,
+    family: ColumnFamily,
+    edited: Edited,
+    *,
+    may_be_none: bool,
+) -> FamilyRows:
+    """Return the rows that a column family loses and gets."""
+    delete, upsert = edited.delete, edited.upsert
     columns = FamilyColumns(shape.name, family, shape.key_form)
     read = partial(read_given, store=shape.name, family=family, key_form=shape.key_form)
     given = where = deleted = num_given = None
