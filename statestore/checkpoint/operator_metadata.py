@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 JOIN_OPERATOR = "symmetricHashJoin"
 _SIDES = ("left", "right")
 _JOIN_LISTS = ("keyWithTsToValues", "tsWithKey")
+_JOIN_PARTNERS = {
+    "keyWithIndexToValue": "keyToNumValues",
+    "keyToNumValues": "keyWithIndexToValue",
+    "keyWithTsToValues": "tsWithKey",
+    "tsWithKey": "keyWithTsToValues",
+}
 _JOIN_INDEXES = ("keyToNumValues", "tsWithKey")
 """Column families of a side of a join: with several values a key; and those that Spark leaves out
 when it counts rows."""
@@ -101,6 +107,12 @@ class OperatorInfo:
         if self.name == JOIN_OPERATOR:
             return _of_sides(_JOIN_LISTS)
         return frozenset(one.name for one in self.variables if one.kind == "ListState")
+
+    def goes_with(self, name: str) -> str | None:
+        """Return what of a join must agree with a store or column family, None for nothing."""
+        side, _, kind = name.partition("-")
+        partner = _JOIN_PARTNERS.get(kind) if self.name == JOIN_OPERATOR else None
+        return None if partner is None else f"{side}-{partner}"
 
     @property
     def indexes(self) -> frozenset[str]:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from statestore.codec.spark_types import SparkType
 
 _JOIN_INDEXED = "-keyWithIndexToValue"
-_EVENT_TIME = "__event_time"
+JOIN_TIME = "__event_time"
+"""The last field of the key of a join's rows in state format 4."""
 TTL_PREFIX = "$ttl_"
 """What the name of an index of expiries begins with, in `transformWithState`."""
 
@@ -52,7 +53,7 @@ def partition_key_columns(store: str, family: ColumnFamily) -> tuple[tuple[int, 
     join_store = family.name if has_families else store
     found: tuple[tuple[int, ...], ...] = tuple((ordinal,) for ordinal in range(len(schema.fields)))
     if family.encoder.startswith("timestamp-"):
-        if schema.names[-1:] == (_EVENT_TIME,):
+        if schema.names[-1:] == (JOIN_TIME,):
             found = found[:-1]
     elif family.encoder == "no-prefix":
         if join_store.endswith(_JOIN_INDEXED):

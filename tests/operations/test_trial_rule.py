@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from statestore import Checkpoint
-from statestore.codec.column_family import ColumnFamily
+from statestore.codec.column_family import NO_DEFAULT, ColumnFamily
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.database import open_database
@@ -309,3 +309,52 @@ def test_wide_rows_are_cut_in_what_is_kept_of_them():
         "text": "short",
         "list": [1, 2.5, None, True],
     }
+
+
+JOIN_ROWS = "left-keyWithTsToValues"
+
+
+def of_a_join(path, rows):
+    """A checkpoint of a join in state format 4 with rows (key, time, value)."""
+    family = ColumnFamily(
+        1, JOIN_ROWS, schema_of(k="long", __event_time="long"), schema_of(v="long"),
+        multi_values=True,
+    )  # fmt: skip
+    stores = (WordStore((NO_DEFAULT, family)),)
+    made = MadeCheckpoint(str(path), operators=(("symmetricHashJoin", stores),))
+    made.run_batch({})
+    names = ("key.k", "key.__event_time", "value.v")
+    table = pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
+    Checkpoint(path).edit(JOIN_ROWS, upsert=table)
+    return path
+
+
+def test_numbers_that_spark_draws_for_rows_of_a_join_do_not_count(tmp_path):
+    """Catches the same code that never equals itself: Spark draws others for a repeated batch."""
+    random = Random()
+    seen = Counter()
+    for life in range(12):
+        rows = [(random.randrange(3), random.randrange(3)) for _ in range(random.randrange(1, 9))]
+        other = random.sample(rows, len(rows))
+        if random.random() < 0.3:
+            other[0] = (other[0][0], other[0][1] + 1)
+        first = 0 if random.random() < 0.7 else 1_700_000_000_000
+        sides = [
+            [(key, first + random.randrange(1024), value) for key, value in of]
+            for of in (rows, other)
+        ]
+        old, new = (of_a_join(tmp_path / f"{life}-{n}", side) for n, side in enumerate(sides))
+
+        with (
+            open_checkpoint(place_of(old)) as of_old,
+            open_checkpoint(place_of(new)) as of_new,
+        ):
+            compared = {one.of: one for one in compare_state(of_old, 2, of_new, Rule())}
+
+        found = compared[f"state {JOIN_ROWS}"]
+        counted = sides if first else (rows, other)
+        same = Counter(counted[0]) == Counter(counted[1])
+        assert found.is_same == same
+        assert bool(found.num_different) != same
+        seen[same] += 1
+    assert seen[True]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from statestore.spark.old_sink_rows import write_rows
 
 from .conftest import EXTENDED, MakeLane, RunReference
 from .harness import FORMAT_2, Files, Query, default_mount, tree
+from .join_formats import join_in, rows_in_order
 from .queries import OPERATORS, in_runs, single
 from .state_variables import EVENT_TIME
 from .tried import (
@@ -303,6 +305,11 @@ EVERY = [
     pytest.param(query, id=query.name, marks=[] if query.name in IN_CI else EXTENDED)
     for query in [*OPERATORS, EVENT_TIME]
 ]
+OF_FORMAT_4 = [join_in("left_outer", "interval", "4"), join_in("inner", "always", "4")]
+EVERY += [
+    pytest.param(query, id=query.name, marks=[pytest.mark.needs("join-format-4"), EXTENDED])
+    for query in OF_FORMAT_4
+]
 
 
 @pytest.mark.parametrize("query", EVERY)
@@ -326,7 +333,8 @@ def test_same_code_of_every_operator_is_equal_and_goes_on(
         num_promoted += 1
 
     assert num_promoted
-    assert lane.batches == reference.batches
+    rows = rows_in_order if query in OF_FORMAT_4 else attrgetter("batches")
+    assert rows(lane) == rows(reference)
     assert Checkpoint(lane.checkpoint).verify(deep=True).findings == ()
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from statestore.checkpoint.operator_metadata import read_operators
 from statestore.checkpoint.text_files import read_bytes
+from statestore.codec.column_family import DEFAULT_FAMILY
 from statestore.codec.partition_key import partition_key_columns
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.core.text import format_count
@@ -355,6 +356,10 @@ def _edited_rows(
             f"{format_count(table.num_rows, 'row')} put, in place of those of "
             f"{format_count(counted.num_replaced, 'key')}"
         )
+    name = shape.name if family.name == DEFAULT_FAMILY else family.name
+    partner = found.checkpoint.operator(shape.operator).goes_with(name)
+    if partner is not None:
+        words.append(f"change {partner} to agree with it before the query starts")
     without = KeySet([*(deleted or ()), *put])
     return replace(rows, given=given, words="; ".join(words), without=without, keys=counted.keys)
 

@@ -32,6 +32,7 @@ from statestore.codec.column_family import NO_DEFAULT, ColumnFamily
 from statestore.codec.key_bytes import decode_keys, key_type, value_type
 from statestore.codec.key_encoding import encode_keys, encode_values
 from statestore.codec.merge import merge_runs
+from statestore.codec.partition_key import JOIN_TIME
 from statestore.codec.references import StoreName
 from statestore.codec.rows import MERGE, SCHEMA, from_numpy, to_numpy
 from statestore.codec.sorting import sort_into_runs
@@ -69,7 +70,7 @@ _CONF = {JOIN_FORMAT_KEY: "4", "spark.sql.streaming.stateStore.rocksdb.mergeOper
 _SIDES = ("left", "right")
 _COUNTS, _ROWS = "keyToNumValues", "keyWithIndexToValue"
 _LISTS, _INDEX = "keyWithTsToValues", "tsWithKey"
-_EVENT_TIME = {"name": "__event_time", "type": "long", "nullable": True, "metadata": {}}
+_EVENT_TIME = {"name": JOIN_TIME, "type": "long", "nullable": True, "metadata": {}}
 _COUNT = SparkType("struct", (("value", SparkType("long")),))
 _NO_CONTENT = {"name": "__dummy__", "type": "void", "nullable": True, "metadata": {}}
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _WATERMARK = "spark.watermarkDelayMs"
 """Key of Spark's metadata of a column that has the watermark."""
 _TIMES = ("timestamp", "timestamp_ntz")
-_NUM_DRAWN = 1024
+NUM_DRAWN = 1024
 """Spark draws one of so many numbers, to divide the rows of a key."""
 
 
@@ -196,4 +196,4 @@ def choose_times(sides: Sequence[FoundTimes]) -> list[RowTime | None]:
 
 def drawn_times(num_rows: int) -> npt.NDArray[np.int64]:
     """Return numbers in place of times, for rows of a join that has none."""
-    return np.arange(num_rows, dtype=np.int64) % _NUM_DRAWN
+    return np.arange(num_rows, dtype=np.int64) % NUM_DRAWN

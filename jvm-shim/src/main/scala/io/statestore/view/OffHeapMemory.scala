@@ -37,9 +37,10 @@ private[statestore] final class OffHeapMemory(budget: Budget, keptMs: Long = Kep
     while (!kept.contains(size) && !budget.grant(size + HeaderBytes)) {
       if (kept.isEmpty) {
         throw new NoMemoryException(
-          "[state-too-large] the rows of all state partitions of this executor are more than " +
-            s"its memory outside of the heap: taken=$takenBytes ${budget.limit}. To fix: raise " +
-            "spark.memory.offHeap.size, or use more executors")
+          "[state-too-large] the rows of all state partitions of this executor do not fit into " +
+            s"what Spark's tasks leave of its memory outside of the heap: taken=$takenBytes " +
+            s"${budget.limit}. To fix: raise spark.memory.offHeap.size, or use more executors; " +
+            "where execution is the larger, smaller batches do, too")
       }
       awaitOldest()
     }

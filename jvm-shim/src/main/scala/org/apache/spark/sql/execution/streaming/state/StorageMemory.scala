@@ -29,7 +29,9 @@ final class StorageMemory private (private val manager: MemoryManager)
     manager.releaseStorageMemory(bytes, MemoryMode.OFF_HEAP)
   }
 
-  override def limit: String = s"${StorageMemory.Size}=$size ${StorageMemory.Fraction}=$fraction"
+  override def limit: String =
+    s"execution=${manager.offHeapExecutionMemoryUsed} ${StorageMemory.Size}=$size " +
+      s"${StorageMemory.Fraction}=$fraction"
 }
 
 object StorageMemory {
