@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+from statestore.checkpoint.history import Event
 from statestore.checkpoint.layout import StoreLocation
 from statestore.checkpoint.lease import Holder, Lease
 from statestore.checkpoint.pins import pinned
@@ -24,6 +25,7 @@ from statestore.core.ids import CountingIds
 from statestore.core.options import StateStoreOptions
 from statestore.core.process import Process
 from statestore.io.local import LocalFileIO
+from statestore.operations.trial.record import HISTORY, Compared, Record, State, write_record
 from tests.checkpoints import query_of, run_versions
 from tests.seams import at
 
@@ -35,6 +37,28 @@ PARTITIONS = (2, 4)
 ELSEWHERE = Process("a-host", "a-boot a-namespace", 7, 1234)
 HOLDERS = (Holder(ELSEWHERE, "app-1", "driver", "run-1"), Holder(ELSEWHERE, operation="rescale"))
 LEASE_MS = 10_000
+TRIAL = Record(
+    checkpoint="file:///data/checkpoint",
+    query_id="00000000-0000-0000-0000-0000000000f4",
+    asked={"job": "new.py", "of": [["new.py", "ab" * 32]], "rows": {"sales": "append"}},
+    state=State.PROMOTING,
+    first_version=2,
+    version=4,
+    compared=(
+        Compared("batch 3", is_same=True, num_old=5, num_new=5),
+        Compared(
+            "state 0",
+            is_same=False,
+            changed=1,
+            columns=("value.b",),
+            rows=({"change": "changed", "key": {"k": 7}, "old": {"n": 1}, "new": {"n": 2}},),
+        ),
+    ),
+    savepoint="file:///data/before",
+    ignored=("at",),
+    attempt=IDS[0],
+    trial="file:///data/trial",
+)
 TRAILER_END = struct.Struct("<II8s")
 PLACE = "/place-of-the-golden-files"
 """Stands in a placement for the directory that the golden files are copied to."""
@@ -121,6 +145,14 @@ def write_heap(root):
         mark_home(home, home, "heap")
 
 
+def write_trial(root):
+    """The record of a trial that is being promoted, and the history that is kept meanwhile."""
+    root.mkdir()
+    write_record(LocalFileIO(), str(root), TRIAL)
+    event = Event(IDS[1], "edit", 1_000, 1, 2, options={"watermark_ms": 9})
+    (root / HISTORY).write_bytes(event.encode())
+
+
 def write_forms(root):
     """Write them all below a directory."""
     with tempfile.TemporaryDirectory() as made, ExitStack() as stack:
@@ -132,6 +164,7 @@ def write_forms(root):
             expected[name] = write_rescaled(Path(made, name), backend)
         expected["placed"] = write_placed(Path(made, "placed"))
         write_heap(Path(made, "heap"))
+        write_trial(Path(made, "trial"))
         shutil.copytree(made, root, dirs_exist_ok=True)
         for path in (path for path in root.rglob("*.json") if path.is_file()):
             path.write_text(path.read_text().replace(made, PLACE))

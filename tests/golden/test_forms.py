@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from statestore import Checkpoint
-from statestore.checkpoint.history import read_history
+from statestore.checkpoint.history import entries_of, read_history
 from statestore.checkpoint.layout import StoreLocation
 from statestore.checkpoint.lease import Leases
 from statestore.checkpoint.pins import oldest_to_retain
@@ -17,6 +17,7 @@ from statestore.codec.sealed_file import SealedFile
 from statestore.core.errors import StateStoreError
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.trial.record import HISTORY, read_record
 from statestore.operations.upkeep.verify import verify
 from tests.checkpoints import NUM_VERSIONS, read_rows
 from tests.golden import forms
@@ -35,7 +36,7 @@ FILE_NAME = re.compile(
 
 def documented():
     """Names of files in the directory trees of the page, as patterns; not those being written."""
-    trees = re.findall(r"```\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    trees = re.findall(r"^```\w*\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     lines = [
         line
         for tree in trees
@@ -75,7 +76,8 @@ def test_every_form_of_the_page_has_a_golden_file():
     files = {path.name for path in GOLDEN.glob("v*/**/*") if path.is_file()}
     names = documented()
 
-    assert {"<version>.<id>.pin", "heap-backend", "*.snapshot.sst", "checkpoint.json"} <= {*names}
+    known = {"<version>.<id>.pin", "heap-backend", "*.snapshot.sst", "checkpoint.json"}
+    assert known | {"statestore-trial.json"} <= {*names}
     assert len(names) >= 12
     missing = {
         name
@@ -189,6 +191,14 @@ def test_history_tells_what_was_done(copied):
     assert (entry.user, entry.host, entry.options) == (
         "somebody", "somewhere", {"num_partitions": 4}
     )  # fmt: skip
+
+
+def test_trial_is_what_it_was(copied):
+    """Catches a trial of an earlier release that is neither promoted nor dropped any more."""
+    assert read_record(LocalFileIO(), str(copied / "trial")) == forms.TRIAL
+
+    (entry,) = entries_of((copied / "trial" / HISTORY).read_bytes())
+    assert (entry.status, entry.operation, entry.to_version) == ("begun", "edit", 2)
 
 
 def test_placement_leads_to_the_state(copied):
