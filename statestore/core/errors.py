@@ -64,7 +64,7 @@ KINDS: dict[str, str] = {
     "restarts-exhausted": "a supervised query failed as often as its restart strategy allows",
     "protocol": "shim and engine do not speak the same protocol",
     "files-not-offered": "the engine needs files that the shim has not offered to serve",
-    "version-apart": "shim and engine are of different versions",
+    "version-apart": "parts that work together are of different versions",
     "internal": "a bug of this package",
     "checkpoint-exists": "a checkpoint that must not be replaced exists",
     "checkpoint-in-use": "a query is writing the checkpoint",

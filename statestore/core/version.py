@@ -1,6 +1,12 @@
 """Versions: of the package, which shim and engine compare at first, and of what it needs."""
 
 import re
+import sys
+from typing import TypeVar
+
+from statestore.core.errors import ProtocolError
+
+T = TypeVar("T")
 
 __version__ = "0.1.0"
 WRITER = f"statestore {__version__}"
@@ -24,3 +30,37 @@ def is_too_old(module: str, found: str) -> bool:
     versions = [re.findall("[0-9]+", text)[:3] for text in (found, OLDEST.get(module, ""))]
     own, oldest = ([*map(int, numbers)] for numbers in versions)
     return bool(own) and own < oldest
+
+
+def require_release(release: str) -> None:
+    """Check that another process, which hands over pickled objects, has this one's release.
+
+    Raises:
+        ProtocolError: It has another one (kind version-apart).
+    """
+    if release != __version__:
+        raise ProtocolError(
+            "processes that work together have different releases of statestore",
+            kind="version-apart",
+            release_there=release,
+            release_here=__version__,
+            python=sys.executable,
+            to_fix="install the same wheel where the program runs and in the Python of every "
+            "executor, and start the program again",
+        )
+
+
+def unpickled(release: str, kind: type[T]) -> T:
+    """Return an instance that has no attributes yet, for `__reduce__` of what another process gets.
+
+    Pickle asks for it before it reads the attributes, which another release may not know.
+
+    Args:
+        release: Of the process that pickles.
+        kind: Its class.
+
+    Raises:
+        ProtocolError: As `require_release`.
+    """
+    require_release(release)
+    return kind.__new__(kind)

@@ -13,6 +13,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
+from statestore.core.version import __version__, unpickled
 from statestore.keyed.annotations import element_of, hints_of
 from statestore.keyed.columns import Columns, columns_of
 from statestore.keyed.ddl import parse_ddl
@@ -72,6 +73,7 @@ def process(
             or has no type of Spark, there is no such time mode, or a state has a time to live
             without the time mode that it takes.
         IncompatibleError: The Spark has no `transformWithState` of rows: 4.0 (kind wrong-spark).
+        ProtocolError: In a task: its Python has another release (kind version-apart).
 
     Guarantee: state changes with the batch that returns the rows, or not at all. A batch that runs
     again begins with the state that the batch before left.
@@ -126,6 +128,8 @@ class KeyedProcessor(StatefulProcessor):
 
     Attributes:
         columns, states: As given.
+
+    A worker of another release refuses it (kind version-apart).
     """
 
     def __init__(
@@ -141,6 +145,9 @@ class KeyedProcessor(StatefulProcessor):
         self._to_row = columns.to_row
         self._make = Row(*parse_ddl(columns.ddl).names)
         self._time_mode = time_mode
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return unpickled, (__version__, type(self)), self.__dict__
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Open the function, with the handle of the task."""

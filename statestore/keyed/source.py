@@ -25,6 +25,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.types import StructType
 
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
+from statestore.core.version import __version__, unpickled
 
 Element = Any
 _REDISTRIBUTIONS = ("even-split", "union")
@@ -117,11 +118,14 @@ class StatefulSource(DataSource):
 
 
 class _Reader(DataSourceStreamReader):
-    """Spark's offset is the list of elements."""
+    """Spark's offset is the list of elements. A worker of another release refuses it."""
 
     def __init__(self, source: StatefulSource, parallelism: int) -> None:
         self._source = source
         self._parallelism = parallelism
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return unpickled, (__version__, type(self)), self.__dict__
 
     @cached_property
     def _initial(self) -> list[Element]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from statestore.core.errors import StorageError
 from statestore.core.providers import IN_DRIVER_MEMORY
+from statestore.core.version import __version__, require_release
 from statestore.io.hadoop import HadoopFileIO
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def map_in_processes(
 
     Raises:
         StorageError: A process was killed, as when there is too little memory.
+        ProtocolError: The package was upgraded under this process (kind version-apart).
         Exception: Whatever the function raises.
     """
     from loky import ProcessPoolExecutor
@@ -111,6 +113,8 @@ def map_in_processes(
         )
     try:
         with _in_environment(_SAFE_PATH):
+            # The processes import what is installed now. Arguments come in its forms or in none.
+            pool.submit(require_release, __version__).result()
             futures = [pool.submit(function, share) for share in shares]
         for share, future in zip(shares, futures, strict=True):
             yield share, future.result()

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark import cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
@@ -25,7 +26,9 @@ from examples.count_window_average import (
     CountWindowAverage,
 )
 from statestore import keyed
-from statestore.core.errors import InvalidArgumentError
+from statestore.core.errors import InvalidArgumentError, ProtocolError
+from statestore.core.version import __version__
+from statestore.keyed.processor import keyed_processor
 from statestore.keyed.runtime import TimerService
 from statestore.testing.keyed_harness import KeyedHarness
 from tests.attack.keyed import STEP_MS, Plan, plan_of
@@ -832,3 +835,30 @@ def test_watermark_is_that_of_event_time_alone(time_mode: Any, known: int) -> No
     timers.now = TimerValues(5, 7)
 
     assert timers.current_watermark() == known
+
+
+class OfThatRelease(keyed.RichMapFunction):
+    """A function with a field that another release cannot read."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return operator.truediv, (1, 0)
+
+    def map(self, row: Row) -> int:
+        return len(row)
+
+
+def test_processor_of_another_release_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a worker's TypeError about whatever another release keeps in another way."""
+    processor = keyed_processor(CountWindowAverage())
+    same = cloudpickle.loads(cloudpickle.dumps(processor))  # type: ignore[no-untyped-call]
+    assert same.columns.ddl == processor.columns.ddl
+    processor._function = OfThatRelease()
+    monkeypatch.setattr("statestore.keyed.processor.__version__", "0.0.9")
+    there = cloudpickle.dumps(processor)  # type: ignore[no-untyped-call]
+
+    with pytest.raises(ProtocolError, match="same wheel") as caught:
+        cloudpickle.loads(there)
+
+    assert caught.value.kind == "version-apart"
+    found = caught.value.fields
+    assert (found["release_there"], found["release_here"]) == ("0.0.9", __version__)

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pyspark import cloudpickle
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from statestore import keyed
-from statestore.core.errors import InvalidArgumentError, StateStoreError
+from statestore.core.errors import InvalidArgumentError, ProtocolError, StateStoreError
 
 pytestmark = pytest.mark.skipif(
     not hasattr(DataSourceStreamReader, "getDefaultReadLimit"), reason="Spark 4.2 or later"
@@ -126,3 +127,14 @@ def test_source_that_loses_elements_is_refused_before_that_is_planned(kind: type
         InvalidArgumentError, match=r"elements_before=3, elements=2.*snapshot_state"
     ):
         reader.latestOffset(reader.initialOffset(), None)
+
+
+def test_reader_of_another_release_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a task that reads a source by code of another release."""
+    reader: Any = Numbers({"parallelism": "2"}).streamReader(StructType())
+    same = cloudpickle.loads(cloudpickle.dumps(reader))  # type: ignore[no-untyped-call]
+    assert same.initialOffset() == reader.initialOffset()
+    monkeypatch.setattr("statestore.keyed.source.__version__", "0.0.9")
+
+    with pytest.raises(ProtocolError, match="version-apart"):
+        cloudpickle.loads(cloudpickle.dumps(reader))  # type: ignore[no-untyped-call]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from statestore import Checkpoint, Savepoint
-from statestore.core.errors import CorruptionError, NotFoundError
+from statestore.core.errors import CorruptionError, NotFoundError, ProtocolError
 from statestore.operations import dealing, processes
 from statestore.operations.processes import map_in_processes
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
@@ -124,6 +124,16 @@ def test_damage_that_a_process_finds_is_an_error(query, tmp_path):
     Checkpoint(query.path).savepoint(tmp_path / "savepoint")
 
     assert read_checkpoint(str(tmp_path / "savepoint")) == query.expected()
+
+
+def test_process_of_another_release_is_refused_by_name(monkeypatch):
+    """Catches arguments of one release read by another, once a wheel was upgraded meanwhile."""
+    monkeypatch.setattr(processes, "__version__", "0.0.9")
+
+    with pytest.raises(ProtocolError, match="start the program again") as caught:
+        list(map_in_processes(abs, [-1, -2]))
+
+    assert caught.value.kind == "version-apart"
 
 
 def wait_long(path):
