@@ -216,15 +216,19 @@ def append(io: FileIO, directory: str, event: Event) -> None:
     io.write(history_path(directory), data, sync=True, overwrite=True)
 
 
-def newest_event(io: FileIO, directory: str) -> Event | None:
-    """Return the last line of a history; None where there is none, or it is damaged.
+def newest_line(io: FileIO, directory: str) -> bytes:
+    """Return the last line of a history, whatever it is; empty where there is none.
 
     Raises:
         StorageError: The storage failed.
     """
-    lines = _lines(_read_bytes(io, directory))
+    return (_lines(_read_bytes(io, directory)) or [b""])[-1]
+
+
+def event_of(line: bytes) -> Event | None:
+    """Return what a line says; None where it cannot be read, or there is none."""
     with suppress(MalformedError):
-        return Event.parse(lines[-1]) if lines else None
+        return Event.parse(line)
     return None
 
 

@@ -188,7 +188,9 @@ class Leases:
         """Return a lease by its file name, None when it was dropped meanwhile.
 
         Raises:
-            CorruptionError: It is damaged, or of a format that cannot be read.
+            CorruptionError: It is damaged.
+            IncompatibleError: It is of a newer format (kind newer-format): whether its holder still
+                writes, that release tells.
             StorageError: The storage failed.
         """
         path = self.path(name)
@@ -198,6 +200,7 @@ class Leases:
             return None
         try:
             fields = parse_fields(data)
+            fields.require_format(FORMAT_VERSION, path)
             holder = Holder.from_json(fields.object("holder"))
             interval_ms, lasts_ms = (
                 fields.integer("interval_ms", 1),
@@ -210,8 +213,7 @@ class Leases:
                 offset=0,
                 expected=f"a lease of format version {FORMAT_VERSION}",
                 found=data[:200].decode(errors="replace"),
-                to_fix="use the version of statestore that wrote it; or delete it, if nothing "
-                "writes into the checkpoint",
+                to_fix="delete it, if nothing writes into the checkpoint",
             ) from error
         progress = QueryProgress.from_json(fields.all.get("query"))
         return FoundLease(path, holder, interval_ms, lasts_ms, progress)

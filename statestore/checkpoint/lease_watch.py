@@ -40,6 +40,7 @@ def await_end(
 
     Raises:
         InUseError: One is in use.
+        CorruptionError, IncompatibleError, StorageError: As `Leases.read`.
     """
     watch = [_Watch(leases, name, info) for name, info in files.items()]
     began_ms = clock.elapsed_ms()

@@ -63,7 +63,7 @@ class Fields:
             raise _malformed(name, "true or false", found)
         return found
 
-    def require_format(self, newest: int, file: str) -> None:
+    def require_format(self, newest: int, file: str, name: str = "format_version") -> None:
         """Check that a file of the package's own is of a format that this release knows.
 
         To be asked for first: a newer format may lack the other fields.
@@ -71,17 +71,19 @@ class Fields:
         Args:
             newest: Newest format version that is known.
             file: Path or URI of the file, for the error.
+            name: The field that has it.
 
         Raises:
             IncompatibleError: It is of a newer one (kind newer-format).
         """
-        found = self.integer("format_version", 1)
+        found = self.integer(name, 1)
         if found > newest:
+            version: dict[str, Any] = {name: found}
             raise IncompatibleError(
                 "a file is of a newer format version",
                 kind="newer-format",
                 file=file,
-                format_version=found,
+                **version,
                 newest_known=newest,
                 to_fix="use the statestore release that wrote it, or a later one",
             )

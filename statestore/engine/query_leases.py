@@ -53,8 +53,9 @@ class QueryLeases:
         Raises:
             InUseError: An operation is changing the checkpoint (kind checkpoint-under-operation);
                 the lease was dropped.
-            IncompatibleError: The checkpoint names the state of another (kind other-checkpoint);
-                the lease was dropped.
+            IncompatibleError: The checkpoint names the state of another (kind other-checkpoint), or
+                the lease of an operation is of a newer format (kind newer-format); the lease was
+                dropped.
             CorruptionError, StorageError: A lease, or the file that names the place of the state,
                 cannot be read; the storage failed. One that was to be taken was dropped.
         """

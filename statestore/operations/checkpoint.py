@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from statestore.backends.forms import work_in
 from statestore.backends.heap.versions import lost_with_driver
-from statestore.checkpoint.history import Event, newest_event
+from statestore.checkpoint.history import newest_line
 from statestore.checkpoint.layout import HEAP_MARKER, StoreLocation, placement_path
 from statestore.checkpoint.operator_metadata import (
     OperatorInfo,
@@ -231,7 +231,7 @@ class OpenCheckpoint(QueryLogs):
     placement: Placement | None = None
     query_id: str | None = None
     guard: Guard = field(default_factory=Guard, compare=False)
-    decided_after: list[Event | None] = field(default_factory=list, compare=False)
+    decided_after: list[bytes] = field(default_factory=list, compare=False)
 
     def decide_from_here(self) -> None:
         """Take what is decided from here on for true only while no operation writes the history.
@@ -242,7 +242,7 @@ class OpenCheckpoint(QueryLogs):
             CorruptionError, StorageError: The history cannot be read.
         """
         if not self.decided_after:
-            self.decided_after.append(newest_event(self.io, self.path))
+            self.decided_after.append(newest_line(self.io, self.path))
 
     @property
     def files(self) -> FileIO:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.history import newest_event
+from statestore.checkpoint.history import event_of, newest_line
 from statestore.checkpoint.layout import parse_lease_name, parse_pin_name
 from statestore.checkpoint.lease import INTERVALS, Holder, Lease, Leases
 from statestore.checkpoint.lease_watch import await_end
@@ -30,7 +30,6 @@ from statestore.core.process import find_process
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from statestore.checkpoint.history import Event
     from statestore.checkpoint.lease import QueryProgress
     from statestore.core.clock import Clock
     from statestore.io.file_io import FileInfo, FileIO
@@ -63,8 +62,9 @@ def exclusive_use(checkpoint: OpenCheckpoint, operation: str) -> Iterator[Exclus
     Raises:
         InUseError: A query or another operation is at it; `fields` say who, and how that is known.
         InvalidArgumentError: It is a savepoint.
-        IncompatibleError: It is another provider's (kind other-provider), or its state is another
-            checkpoint's (kind other-checkpoint).
+        IncompatibleError: It is another provider's (kind other-provider), its state is another
+            checkpoint's (kind other-checkpoint), or a lease is of a newer format (kind
+            newer-format).
         CorruptionError, StorageError: A lease cannot be read; the storage failed.
     """
     checkpoint.check_of_query()
@@ -78,8 +78,8 @@ def exclusive_use(checkpoint: OpenCheckpoint, operation: str) -> Iterator[Exclus
         clock=checkpoint.clock,
     ) as use:
         _require_batches(checkpoint, *batches)
-        for event in checkpoint.decided_after[:1]:
-            _require_event(checkpoint, event)
+        for line in checkpoint.decided_after[:1]:
+            _require_line(checkpoint, line)
         if checkpoint.placement is not None:
             open_other = partial(
                 checkpoint.place.open_other, cache_directory=checkpoint.scratch_directory
@@ -113,7 +113,7 @@ def exclusive_directory(
         clock: Source of time, the machine's when None.
 
     Raises:
-        InUseError, CorruptionError, StorageError: As `exclusive_use`.
+        InUseError, IncompatibleError, CorruptionError, StorageError: As `exclusive_use`.
     """
     clock = clock or SystemClock()
     interval_ms = interval_ms or StateStoreOptions().lease_interval_ms
@@ -268,7 +268,8 @@ def find_users(checkpoint: OpenCheckpoint) -> Users:
     moment ago still counts, until its lease has expired. Of many leases only some are read.
 
     Raises:
-        CorruptionError, StorageError: A lease cannot be read; the storage failed.
+        CorruptionError, IncompatibleError, StorageError: A lease cannot be read, or is of a newer
+            format; the storage failed.
     """
     leases = Leases(checkpoint.io, checkpoint.state_directory)
     now_ms = checkpoint.clock.now_ms()
@@ -314,15 +315,19 @@ def same_batches(checkpoint: OpenCheckpoint) -> Callable[[], None]:
     return lambda: _require_batches(checkpoint, *batches)
 
 
-def _require_event(checkpoint: OpenCheckpoint, known: Event | None) -> None:
-    """Check that no operation has written the history: a promote keeps the batches of the logs."""
-    found = newest_event(checkpoint.io, checkpoint.path)
+def _require_line(checkpoint: OpenCheckpoint, known: bytes) -> None:
+    """Check that no operation has written the history: a promote keeps the batches of the logs.
+
+    Bytes are compared: this release cannot read every line of a later one.
+    """
+    found = newest_line(checkpoint.io, checkpoint.path)
     if found != known:
+        event = event_of(found)
         raise InUseError(
             "a query or an operation has written the checkpoint since it was opened",
             checkpoint=checkpoint.path,
             known_by="a new line in its history of operations",
-            operation=None if found is None else found.operation,
+            operation=None if event is None else event.operation,
             to_fix="do it again: what was decided is of the state before",
         )
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from statestore.checkpoint.history import Event, append, newest_event
+from statestore.checkpoint.history import Event, append, event_of, newest_line
 from statestore.checkpoint.operator_metadata import write_num_partitions
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, LogName, QueryLog
 from statestore.checkpoint.text_files import read_bytes, write_bytes
@@ -203,7 +203,7 @@ class Step:
 
     def _unfinished(self) -> Event | None:
         """Return the line of a call that asked for the same and did not end."""
-        newest = newest_event(self.checkpoint.io, self.checkpoint.path)
+        newest = event_of(newest_line(self.checkpoint.io, self.checkpoint.path))
         if newest is None or newest.event == "done":
             return None
         asked = (self._operation, self.to_version, self._options)

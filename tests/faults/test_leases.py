@@ -137,6 +137,18 @@ def test_query_does_not_start_during_an_operation(query, engine):
     assert "ok" in ask(engine, "lease", **query.lease("take"))
 
 
+def test_query_does_not_start_beside_a_lease_of_a_newer_format(query, engine):
+    """Catches a query beside an operation of a later release, and one that deletes its lease."""
+    path = query.leases.path(f"operation-{1:032x}.json")
+    query.io.make_directory(query.leases.directory)
+    query.io.write(path, b'{"format_version": 2}', sync=False, overwrite=True)
+
+    error = ask(engine, "lease", **query.lease("take"))["error"]
+
+    assert (error["class"], error["kind"]) == ("IncompatibleError", "newer-format")
+    assert [query.leases.path(name) for name in query.leases.list()] == [path]
+
+
 def test_query_starts_after_an_operation_that_was_killed(query, engine):
     """Catches an operation that was killed and locks the checkpoint for ever."""
     write_lease(query, "operation", replace(find_process(), started=1))

@@ -253,7 +253,7 @@ LEASE = {
         "process": {"host": "h", "machine": "m", "pid": 7, "started": 5},
         "application": "", "executor": "", "run": "r", "operation": "",
     },
-    "interval_ms": 10, "lasts_ms": 30,
+    "interval_ms": 10, "lasts_ms": 30, "format_version": 1,
 }  # fmt: skip
 
 
@@ -263,6 +263,7 @@ LEASE = {
         ("holder.process.pid", 1 << 40), ("holder.process.pid", 0), ("holder.process.pid", -1),
         ("holder.process.pid", "7"), ("holder.process", None), ("holder.run", 5), ("holder", []),
         ("lasts_ms", float("inf")), ("lasts_ms", 10**15), ("interval_ms", 0),
+        ("format_version", 0), ("format_version", "1"),
     ],
 )  # fmt: skip
 def test_lease_is_refused_when_it_says_what_no_holder_writes(path, value):

@@ -22,7 +22,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from statestore.checkpoint.history import user_name
-from statestore.core.errors import InvalidArgumentError, StateStoreError, StorageError
+from statestore.core.errors import (
+    CorruptionError,
+    InvalidArgumentError,
+    StateStoreError,
+    StorageError,
+)
 from statestore.core.json_fields import Fields, MalformedError, parse_fields, to_text
 from statestore.core.text import format_count, format_time
 from statestore.core.version import __version__
@@ -69,6 +74,12 @@ class FileRecord:
     path: str
     size: int
     sha256: str
+
+    @classmethod
+    def from_json(cls, found: object) -> FileRecord:
+        """Read the JSON form."""
+        fields = Fields(found)
+        return cls(fields.text("path"), fields.integer("size"), fields.text("sha256", _HEX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +242,10 @@ def who_and_when(now_ms: float) -> dict[str, Any]:
     }
 
 
-def _fingerprints(document: Any) -> Fingerprints | None:
+def _fingerprints(document: Fields) -> Fingerprints | None:
     """Return those of a certificate, as it was read; None of what is none."""
     try:
-        fields = Fields(document).object("fingerprints")
+        fields = document.object("fingerprints")
         has_each = fields.has("of_keys")
         return Fingerprints(
             fields.text("salt", _HEX),
@@ -263,6 +274,25 @@ class Begun:
     fingerprints: Fingerprints
     who: dict[str, Any]
 
+    @classmethod
+    def from_json(cls, fields: Fields, fingerprints: Fingerprints) -> Begun:
+        """Read them of the certificate's JSON form."""
+        return cls(
+            tuple(map(FileRecord.from_json, fields.items("removed"))),
+            fields.integer("num_rows"),
+            fields.integer("num_rows_before"),
+            fields.integer("num_rows_of_files"),
+            fields.integer("version"),
+            fingerprints,
+            {
+                "statestore": fields.text("statestore"),
+                "host": fields.text("host"),
+                "user": fields.text("user") if fields.has("user") else None,
+                "begun_at": fields.text("begun_at"),
+                "begun_ms": fields.integer("begun_ms"),
+            },
+        )
+
 
 class CertificateFile:
     """A certificate's file on the local disk.
@@ -279,12 +309,14 @@ class CertificateFile:
 
         Raises:
             InvalidArgumentError: Another file is there (kind file-exists); it stays.
+            IncompatibleError: It is of a newer release (kind newer-format).
+            CorruptionError: It is damaged.
             StorageError: It cannot be read.
         """
-        fields = self._read()
-        if fields is None:
+        document = self._read()
+        if document is None:
             return None
-        there = _fingerprints(fields)
+        there, fields = _fingerprints(document), document.all
         if (
             there is None
             or (fields.get("operation"), fields.get("status")) != ("forget", "begun")
@@ -298,18 +330,17 @@ class CertificateFile:
                 to_fix="name another file for the certificate; or the keys themselves, by --keys, "
                 "where one that was begun is to be completed",
             )
-        return Begun(
-            removed=tuple(FileRecord(**one) for one in fields["removed"]),
-            num_rows=fields["num_rows"],
-            num_rows_before=fields["num_rows_before"],
-            num_rows_of_files=fields["num_rows_of_files"],
-            version=fields["version"],
-            fingerprints=there,
-            who={
-                name: fields[name]
-                for name in ("statestore", "host", "user", "begun_at", "begun_ms")
-            },
-        )
+        try:
+            return Begun.from_json(document, there)
+        except MalformedError as error:
+            raise CorruptionError(
+                "the certificate is damaged",
+                file=str(self.path),
+                offset=0,
+                expected=f"a certificate of schema version {CERTIFICATE_VERSION}",
+                found=str(error),
+                to_fix="name another file for the certificate",
+            ) from error
 
     def is_of(self, wanted: Wanted) -> bool:
         """Return whether each of these keys is one that the certificate there is of.
@@ -318,9 +349,11 @@ class CertificateFile:
 
         Raises:
             InvalidArgumentError: There is no certificate.
+            IncompatibleError: It is of a newer release (kind newer-format).
             StorageError: It cannot be read.
         """
-        there = _fingerprints(self._read())
+        document = self._read()
+        there = None if document is None else _fingerprints(document)
         if there is None:
             raise InvalidArgumentError(
                 "the file is not a certificate",
@@ -332,15 +365,19 @@ class CertificateFile:
             return hmac.compare_digest(asked.of_all, there.of_all)
         return {*asked.of_keys} <= {*there.of_keys}
 
-    def _read(self) -> Any:
+    def _read(self) -> Fields | None:
+        """Return the document, without any field where it is none; None for no file."""
         try:
-            return parse_fields(self.path.read_bytes()).all
+            fields = parse_fields(self.path.read_bytes())
+            if fields.all.get("operation") == "forget":
+                fields.require_format(CERTIFICATE_VERSION, str(self.path), "schema_version")
         except FileNotFoundError:
             return None
         except MalformedError:
-            return "no JSON"
+            return Fields({})
         except OSError as error:
             raise self._failed(error.strerror) from error
+        return fields
 
     def write(self, certificate: Certificate) -> None:
         """Put a certificate in the place of what is there, in one step.

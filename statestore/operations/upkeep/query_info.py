@@ -193,8 +193,8 @@ def look_at_query(checkpoint: OpenCheckpoint) -> QueryInfo:
     """Look at the query of a checkpoint, or of a savepoint; nobody is waited for.
 
     Raises:
-        CorruptionError, StorageError: A lease cannot be read; the storage failed. An entry of a log
-            that cannot be read is passed over.
+        CorruptionError, IncompatibleError, StorageError: As `find_users`. An entry of a log that
+            cannot be read is passed over.
     """
     users = find_users(checkpoint)
     is_known = checkpoint.kept_by not in SPARK_PROVIDERS
