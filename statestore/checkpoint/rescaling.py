@@ -33,6 +33,7 @@ from statestore.checkpoint.rescale_refs import release, write_refs
 from statestore.checkpoint.trailers import PublishedFile
 from statestore.codec.joined_trailers import add_counts, join_families
 from statestore.codec.references import FileRef
+from statestore.codec.sealed_file import SealedFile
 from statestore.codec.state_file import empty_stream
 from statestore.codec.trailer import Block, RowCounts, compute_lineage
 from statestore.core.errors import (
@@ -369,9 +370,18 @@ def _in_place_of_summaries(
 
 
 def _find(location: StoreLocation, new: NewVersion) -> PublishedFile | None:
-    """Return the version if this rescale has published it, whole."""
+    """Return the version if this rescale has published it, whole.
+
+    The same rescale has the same ID, also after a repair has found its file to be damaged.
+    """
     try:
-        return find_committed(location, new)
+        found = find_committed(location, new)
+        if found is not None:
+            path = location.path(found.ref.path)
+            local_path = location.io.fetch(path)
+            with named_errors("open a file", local_path):
+                SealedFile(local_path, path).verify()
+        return found
     except CorruptionError:
         return None
 

@@ -230,7 +230,12 @@ def logs_of(path):
     }
 
 
-def make_rescaled(tmp_path, checkpoint_format, num_batches):
+def damage_end(path):
+    """Damage the trailer of a file."""
+    path.write_bytes(path.read_bytes()[:-9] + bytes(9))
+
+
+def make_rescaled(tmp_path, checkpoint_format, num_batches, damage=damage_end):
     """A checkpoint rescaled from 2 to 4, whose rescaled version, 3, is damaged afterwards."""
     made = make_small(tmp_path, 2, num_partitions=2, checkpoint_format=checkpoint_format)
     before = logs_of(made.path), read_checkpoint(made.path), dict(made.numbers)
@@ -239,7 +244,7 @@ def make_rescaled(tmp_path, checkpoint_format, num_batches):
         made.run_batch({batch: 1000 + batch})
     for partition in (0, 3):
         (rescaled,) = Path(made.path, "state", "0", str(partition)).glob("3*.delta.arrows")
-        rescaled.write_bytes(rescaled.read_bytes()[:-9] + bytes(9))
+        damage(rescaled)
     return made, before
 
 
@@ -273,6 +278,21 @@ def test_rescale_that_was_damaged_before_it_ended_is_finished(tmp_path):
 
     assert read_checkpoint(made.path) == rows
     assert Checkpoint(made.path).verify(deep=True).findings == ()
+
+
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_rescale_done_again_after_a_repair_keeps_no_damaged_file(tmp_path, checkpoint_format):
+    """Catches a rescaled version that is trusted by its trailer alone: its body is damaged."""
+    made, (_, rows, numbers) = make_rescaled(tmp_path, checkpoint_format, 0, damage=flip)
+    assert Checkpoint(made.path).repair().undone_rescales == (2,)
+
+    Checkpoint(made.path).rescale(4)
+
+    assert Checkpoint(made.path).verify(deep=True).findings == ()
+    assert read_checkpoint(made.path) == rows
+    made.numbers = numbers
+    made.run_batch({5: 55})
+    assert read_checkpoint(made.path) == made.expected()
 
 
 @pytest.mark.parametrize("num_partitions", [4, 3])

@@ -7,12 +7,18 @@ import pytest
 
 from statestore import Checkpoint
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, OffsetsEntry
-from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
+from statestore.core.errors import (
+    IncompatibleError,
+    InvalidArgumentError,
+    NotFoundError,
+    StorageError,
+)
 from statestore.core.providers import PROVIDER_KEY
+from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.testing.checkpoints import read_checkpoint
-from tests.rescaled import KEYED, edit_conf, listing, make
-from tests.seams import place_of
+from tests.rescaled import KEYED, edit_conf, end_process, listing, make
+from tests.seams import at, place_of
 
 
 @pytest.mark.parametrize(("checkpoint_format", "num_partitions"), [(1, 8), (2, 2), (2, 6)])
@@ -28,6 +34,43 @@ def test_undo_takes_everything_back(tmp_path, checkpoint_format, num_partitions)
 
     assert listing(made.path) == before
     Checkpoint(made.path).rescale(num_partitions)
+    made.run_batch({1: 2})
+    assert read_checkpoint(made.path) == made.expected()
+    with pytest.raises(InvalidArgumentError, match="no rescale to undo"):
+        Checkpoint(made.path).undo_rescale()
+
+
+class LastReplyLost(LocalFileIO):
+    """A disk of which an undo does not hear that its last change happened."""
+
+    def delete(self, path):
+        """See FileIO."""
+        super().delete(path)
+        if "/offsets/" in path and not path.endswith(".crc"):
+            raise StorageError("reply lost", to_fix="try again")
+
+
+@pytest.mark.parametrize("rescales", [(8,), (8, 16)])
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_undo_that_ended_at_its_last_step_is_completed(tmp_path, rescales, checkpoint_format):
+    """Catches a repeated undo that takes back the rescale before, too, or finds none."""
+    made = make(tmp_path, checkpoint_format=checkpoint_format)
+    for num_partitions in rescales:
+        before = listing(made.path)
+        Checkpoint(made.path).rescale(num_partitions)
+    with pytest.raises(StorageError):
+        at(made.path, io=LastReplyLost()).undo_rescale()
+    end_process(made.path)
+    assert listing(made.path) == before
+
+    plan = Checkpoint(made.path).undo_rescale(dry_run=True)
+    assert (plan.batch, plan.stores, plan.changes) == (None, (), ())
+    assert "taken back before" in str(plan)
+    Checkpoint(made.path).undo_rescale()
+
+    assert listing(made.path) == before
+    history = Checkpoint(made.path).history()
+    assert [entry.status for entry in history] == ["done"] * (len(rescales) + 1)
     made.run_batch({1: 2})
     assert read_checkpoint(made.path) == made.expected()
     with pytest.raises(InvalidArgumentError, match="no rescale to undo"):

@@ -39,7 +39,7 @@ from statestore.operations.rehashing import (
     rehash_store,
 )
 from statestore.operations.rescale.results import Rescale, StoreRescale, UndoRescale, Way
-from statestore.operations.rescale.undo import Undo
+from statestore.operations.rescale.undo import UNDO, Undo
 from statestore.operations.result import no_progress
 from statestore.operations.states import read_rows
 from statestore.operations.step import step
@@ -142,7 +142,7 @@ def undo_rescale(checkpoint: OpenCheckpoint, *, dry_run: bool = False) -> UndoRe
     undo = Undo(checkpoint)
     if dry_run:
         return undo.result
-    with step(checkpoint, "undo of a rescale") as one:
+    with step(checkpoint, UNDO) as one:
         undo.run(one)
     return replace(undo.result, done=True)
 

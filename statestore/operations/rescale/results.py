@@ -173,7 +173,8 @@ class UndoRescale(Result):
 
     Attributes:
         checkpoint: URI of the checkpoint.
-        batch: The rescale's batch, None where the rescale was killed before it planned one.
+        batch: The rescale's batch, None where the rescale was killed before it planned one, or an
+            undo of it behind its last change.
         was_committed: Whether the rescale was finished.
         num_partitions_before: Number of state partitions until now; that of the rescale.
         num_partitions: Number of state partitions afterwards.
@@ -209,6 +210,11 @@ class UndoRescale(Result):
         )
 
     def __str__(self) -> str:
+        if not self.changes:
+            return (
+                "The rescale was taken back before, by an undo that did not end; the checkpoint "
+                f"has {self.num_partitions} state partitions."
+            )
         if self.batch is None:
             return (
                 "Takes away the state files of a rescale that was killed before it planned its "

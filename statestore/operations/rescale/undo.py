@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import compress
 from typing import TYPE_CHECKING
 
+from statestore.checkpoint.history import newest_event
 from statestore.checkpoint.layout import RescaleRefName, parse_state_file_name
 from statestore.checkpoint.rescale_refs import find_refs
 from statestore.checkpoint.rescaling import undo_rescaled_version
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.step import Step
 
+UNDO = "undo of a rescale"
 _OF_COMMITTED = "rescale to the former number of state partitions instead"
 _OF_BEGUN = (
     "put the file back from a copy; else go back to an older version with `statestore repair`, "
@@ -48,11 +50,14 @@ class Undo:
 
     def __init__(self, checkpoint: OpenCheckpoint) -> None:
         self._checkpoint = checkpoint
-        self._found = found = find_rescale(checkpoint)
+        found = find_rescale(checkpoint)
+        is_taken_back = (found is None or found.is_committed) and _is_taken_back(checkpoint)
+        # What is newest now is a rescale before the one that was taken back.
+        self._found = found = None if is_taken_back else found
         if found is None:
             self._version = checkpoint.newest_version + 1
             self._locations = self._left_over()
-            if not self._locations:
+            if not (self._locations or is_taken_back):
                 # A rescale's entry that says what the one before it does, does not fit its state.
                 checkpoint.heads(checkpoint.newest_version)
                 compared = map(checkpoint.offsets.path, checkpoint.planned_batches[-2:])
@@ -153,6 +158,13 @@ class Undo:
         with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
             found: set[StoreName] = set().union(*pool.map(refs_in, sources))
         return [checkpoint.location(store) for store in sorted(found, key=str)]
+
+
+def _is_taken_back(checkpoint: OpenCheckpoint) -> bool:
+    """Return whether the newest operation is an undo to the newest version that did not end."""
+    newest = newest_event(checkpoint.io, checkpoint.path)
+    asked = ("begun", UNDO, checkpoint.newest_version)
+    return newest is not None and (newest.event, newest.operation, newest.to_version) == asked
 
 
 def _nothing_to_undo(
