@@ -951,8 +951,9 @@ class Checkpoint(Directory):
         nothing wrong with it. `status.json` in the directory says what was done, or what failed.
 
         Raises:
-            InvalidArgumentError: The directory has savepoints of another query, or is not apart
-                from every checkpoint; `keep` is below 1, or `max_age` is below a second.
+            InvalidArgumentError: The directory has savepoints of another query, or by its
+                `status.json` of another checkpoint of this one; or is not apart from every
+                checkpoint; `keep` is below 1, or `max_age` is below a second.
             CorruptionError: The newest savepoint is damaged, so none was deleted.
         """
         retention = Retention(keep, max_age, form)

@@ -478,6 +478,29 @@ def test_status_of_somebody_else_stays(tmp_path):
         assert (tmp_path / "kept" / "status.json").read_text() == text
 
 
+def test_schedules_of_two_checkpoints_of_a_query_take_a_directory_each(tmp_path):
+    """Catches a schedule that deletes the savepoints of the checkpoint that the query moved to."""
+    old, kept = make_query(tmp_path / "old"), tmp_path / "kept"
+    taken = Checkpoint(old.path).retain_savepoint(kept, keep=1).taken
+    moved = Savepoint(taken).restore(tmp_path / "new").made
+    before = files_below(kept)
+    for dry_run in (True, False):
+        with pytest.raises(InvalidArgumentError, match="another checkpoint of the query") as raised:
+            moved.retain_savepoint(kept, keep=1, dry_run=dry_run)
+        assert raised.value.fields["its_checkpoint"] == old.path
+        assert files_below(kept) == before
+
+    (kept / "status.json").unlink()
+    newest = moved.retain_savepoint(kept, keep=1)
+
+    assert newest.deleted == (taken,)
+    with pytest.raises(InvalidArgumentError, match="another checkpoint of the query"):
+        Checkpoint(old.path).retain_savepoint(kept, keep=1)
+    assert [one.uri for one in moved.savepoints(kept)] == [newest.taken]
+    (tmp_path / "link").symlink_to(moved.uri)
+    assert Checkpoint(tmp_path / "link").retain_savepoint(kept, keep=1).taken is None
+
+
 def test_status_says_that_the_checkpoint_is_gone(tmp_path):
     """Catches a status that goes on saying that all is well, and one of another query replaced."""
     query, other = make_query(tmp_path / "query"), make_query(tmp_path / "other")

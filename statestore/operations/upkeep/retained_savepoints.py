@@ -28,6 +28,7 @@ from statestore.core.errors import (
 from statestore.core.json_fields import MalformedError, parse_fields
 from statestore.core.text import format_bytes, format_fields
 from statestore.io.local import temporary_directory
+from statestore.io.storage import is_same_directory
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.metadata_file import DELETE, unfinished_operation
 from statestore.operations.new_directory import check_beside, delete_directory
@@ -200,13 +201,20 @@ class _Attempt:
         with open_checkpoint(self._place) as checkpoint:
             io, path = self._open(checkpoint, self._uri)
             check_beside(io, path, self._uri, self._place.uri)
+            there = self._there(checkpoint)
             self._check_status(io, path)
-            return self._there(checkpoint)
+            return there
 
     def _check_status(self, io: TreeFileIO, path: str) -> None:
-        """Check that the status replaces no file of somebody else's."""
+        """Check that the status replaces no file of somebody else's, and none of another schedule.
+
+        A query that was restored elsewhere has its ID there, too: of two schedules in a directory
+        each would delete what the other has taken.
+        """
         try:
-            parse_fields(read_text(io, f"{path}/{STATUS_NAME}")).integer("attempted_ms")
+            status = parse_fields(read_text(io, f"{path}/{STATUS_NAME}"))
+            status.integer("attempted_ms")
+            its_checkpoint = status.text("checkpoint")
         except NotFoundError:
             return
         except MalformedError as error:
@@ -216,6 +224,15 @@ class _Attempt:
                 file=STATUS_NAME,
                 to_fix="name a directory of this query's own",
             ) from error
+        if not is_same_directory(its_checkpoint, self._place.uri):
+            raise InvalidArgumentError(
+                "the directory has savepoints of another checkpoint of the query",
+                directory=self._uri,
+                its_checkpoint=its_checkpoint,
+                checkpoint=self._place.uri,
+                to_fix="name a directory of this checkpoint's own; or, if the query has moved to "
+                f"this checkpoint, end the schedule of the other and delete {STATUS_NAME} there",
+            )
 
     def plan(self, there: list[FoundSavepoint]) -> RetainedSavepoints:
         """Return what it would do, with what `check` has found."""
