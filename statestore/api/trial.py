@@ -170,9 +170,10 @@ class Trial(Shown):
         Raises:
             InUseError: A query or another operation is at the checkpoint, or a copy of it is made.
             InvalidArgumentError: It was not compared, or differs and that is not accepted (kind
-                trial-failed); the query has run since; or its newest batch is planned and not
-                committed (kind unfinished-batch); or the directory is a copy of a trial's, whose
-                record names the checkpoint of the original.
+                trial-failed); the query has run since, or an operation has changed the branch; or
+                its newest batch is planned and not committed (kind unfinished-batch); or a rescale
+                was begun and not finished (kind unfinished-operation); or the directory is a copy
+                of a trial's, whose record names the checkpoint of the original.
         """
         reach, _ = self._reach.with_new(self.uri if savepoint is None else savepoint)
         with self._open(reach) as (io, path):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from statestore.api.checkpoint import Checkpoint, Directory, Savepoint
 from statestore.api.reaching import Reach
 from statestore.api.trial import Trial, uri_beside
+from statestore.checkpoint.history import read_history
 from statestore.checkpoint.layout import is_temporary
 from statestore.checkpoint.pins import pin_id_for
 from statestore.core.defaults import BATCHES_REPEATED
@@ -378,6 +379,7 @@ class _Attempt:
                 else:
                     found.append(compare_rows(of, old_rows, new_rows, rule))
             with open_checkpoint(self.trial._below(CHECKPOINT).place) as branch:
+                num_operations = len(read_history(branch.io, branch.path))
                 found += compare_state(old, record.version, branch, rule)
             rule.check_ignored()
             return self._write(
@@ -387,6 +389,7 @@ class _Attempt:
                 state=State.COMPARED,
                 compared=tuple(found),
                 ignored=tuple(sorted(rule.ignored)),
+                num_operations=num_operations,
             )
 
 

@@ -184,8 +184,8 @@ class EditBatch:
     watermark_ms: int
 
 
-def find_edit(checkpoint: OpenCheckpoint) -> EditBatch:
-    """Return the batch that an edit of the newest version is.
+def find_begun_edit(checkpoint: OpenCheckpoint) -> OwnBatch | None:
+    """Return the newest batch where it is that of an edit or a `forget` that was begun, else None.
 
     Raises:
         InvalidArgumentError: A rescale was begun and not finished (kind unfinished-operation).
@@ -202,6 +202,12 @@ def find_edit(checkpoint: OpenCheckpoint) -> EditBatch:
             begun=begun.num_partitions,
             to_fix="finish it by `statestore rescale`, or take it back (--undo), then repeat this",
         )
+    return begun
+
+
+def find_edit(checkpoint: OpenCheckpoint) -> EditBatch:
+    """Return the batch that an edit of the newest version is; errors as `find_begun_edit`."""
+    begun = find_begun_edit(checkpoint)
     committed = checkpoint.done_batches[-1]
     watermark_ms = int(checkpoint.commit_entry(committed).fields.get(_NEXT, 0))
     return EditBatch(committed + 1, begun is not None, watermark_ms)

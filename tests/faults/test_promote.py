@@ -8,11 +8,13 @@ from __future__ import annotations
 import shutil
 import signal
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 
 import pytest
 
 from statestore import Checkpoint, Savepoint, Trial, try_job
+from statestore.api.try_job import _Attempt
 from statestore.checkpoint.layout import pin_name
 from statestore.checkpoint.pins import pin_id_for
 from statestore.core.clock import ManualClock
@@ -35,6 +37,7 @@ from statestore.operations.trial.record import (
     read_record,
     write_record,
 )
+from statestore.operations.trial.rule import Rule
 from statestore.testing.checkpoints import read_checkpoint
 from tests.checkpoints import files_below
 from tests.fault_io import Fault, FaultFileIO
@@ -96,6 +99,50 @@ def test_refused_while_an_edit_of_the_checkpoint_is_begun(made, tmp_path):
 
     assert caught.value.kind == "unfinished-batch"
     assert not (world.root / "before").exists()
+
+
+def test_refused_while_a_rescale_of_the_checkpoint_is_begun(made, tmp_path):
+    """Catches the advice to start a query that Spark refuses to start."""
+    original, *_ = made
+    world = World(original, tmp_path / "world")
+    ck = Checkpoint(world.root / "checkpoint")
+    ck.rescale(4)
+    (world.root / "checkpoint" / "commits" / "3").unlink()
+
+    for dry_run in (True, False):
+        with pytest.raises(InvalidArgumentError, match=r"--undo.*then repeat") as caught:
+            world.trial.promote(world.root / "before", dry_run=dry_run)
+        assert caught.value.kind == "unfinished-operation"
+    assert not (world.root / "before").exists()
+    ck.undo_rescale()
+    assert world.trial.promote(world.root / "before").done
+
+
+def test_refused_where_the_branch_was_changed_since_it_was_compared(made, tmp_path):
+    """Catches the state of a trial of the branch, promoted there, that is never compared."""
+    original, *_ = made
+    world = World(original, tmp_path / "world")
+    ck, directory = Checkpoint(world.root / "checkpoint"), str(world.root / "trial")
+
+    def compare():
+        record = read_record(LocalFileIO(), directory)
+        _Attempt(world.trial, ck, {}, {}).compare(record, Rule())
+
+    compare()
+    assert not world.trial.promote(world.root / "before", accept=True, dry_run=True).done
+    nested = world.root / "nested"
+    world.trial.branch.branch(nested / "checkpoint")
+    record = read_record(LocalFileIO(), directory)
+    record = replace(record, checkpoint=world.trial.branch.uri, trial=str(nested))
+    write_record(LocalFileIO(), str(nested), record, num_operations=1)
+    assert Trial(nested).promote(world.root / "before-nested", accept=True).done
+
+    for dry_run in (True, False):
+        with pytest.raises(InvalidArgumentError, match="since it was compared"):
+            world.trial.promote(world.root / "before", accept=True, dry_run=dry_run)
+    assert not (world.root / "before").exists()
+    compare()
+    assert world.trial.promote(world.root / "before", accept=True).done
 
 
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.extended)])

@@ -14,7 +14,7 @@ from statestore.checkpoint.text_files import read_bytes, write_bytes
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
 from statestore.core.providers import IN_DRIVER_MEMORY
 from statestore.operations.batches import (
-    find_newest,
+    find_begun_edit,
     raise_unfinished,
     read_own_batch,
     unmarked,
@@ -145,13 +145,12 @@ def require_same_input(old: OpenCheckpoint, branch: OpenCheckpoint, compared: in
 
     Raises:
         InvalidArgumentError: It has not; or a batch is planned and not committed (kind
-            unfinished-batch).
+            unfinished-batch), or a rescale was begun and not finished (kind unfinished-operation).
         InUseError: The query runs, and is about to end its batch.
         NotFoundError, CorruptionError, StorageError: The logs cannot be read.
     """
-    find_newest(old)
     # A savepoint of it would have the batch of an edit that was begun.
-    if not old.is_between_batches:
+    if find_begun_edit(old) is not None:
         raise_unfinished(old)
     mine = [(each.newest_version, input_of(each, each.newest_version)) for each in (old, branch)]
     is_compared = old.newest_version == compared

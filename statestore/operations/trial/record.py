@@ -114,6 +114,7 @@ class Record:
         ignored: Columns that did not count in the comparison.
         attempt: Random ID of the call that made the branch: no other has an equal record.
         trial: URI of its directory, which a copy keeps; empty of an earlier release.
+        num_operations: How many operations the branch had seen when it was compared; -1 before.
     """
 
     checkpoint: str
@@ -128,6 +129,7 @@ class Record:
     ignored: tuple[str, ...] = ()
     attempt: str = ""
     trial: str = ""
+    num_operations: int = -1
 
     @property
     def is_same(self) -> bool:
@@ -175,6 +177,7 @@ def read_record(io: TreeFileIO, directory: str) -> Record | None:
             tuple(str(column) for column in found.items("ignored")),
             found.text("attempt"),
             found.text("trial") if found.has("trial") else "",
+            found.integer("num_operations", -1) if found.has("num_operations") else -1,
         )
     except MalformedError as error:
         raise CorruptionError(

@@ -22,7 +22,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.history import entries_of
+from statestore.checkpoint.history import entries_of, read_history
 from statestore.checkpoint.layout import history_path, is_temporary
 from statestore.checkpoint.query_log import QueryLog
 from statestore.checkpoint.text_files import read_bytes, try_read_bytes, write_bytes
@@ -98,8 +98,8 @@ def replace_by_branch(
     Raises:
         InUseError: A query or another operation is at the checkpoint, or somebody reads it; or
             another call has changed the record.
-        InvalidArgumentError: The query has run since, or something else is where the savepoint
-            goes.
+        InvalidArgumentError: The query has run since, or an operation has changed the branch; or
+            something else is where the savepoint goes; or as `require_same_input`.
         NotFoundError: The promote of another trial was begun and not finished (kind
             unfinished-operation); or what is there cannot be read.
         CorruptionError, StorageError: What is there cannot be read, or a storage failed.
@@ -156,9 +156,28 @@ def check_replaceable(record: Record, place: Place, branch: Place, savepoint: Pl
     """
     with open_checkpoint(branch) as source, open_checkpoint(place) as old:
         require_same_input(old, source, record.version)
+        _require_as_compared(record, source)
         require_not_in_use(old)
         _require_unread(old, branch)
     _keep(place, savepoint, record, dry_run=True)
+
+
+def _require_as_compared(record: Record, branch: OpenCheckpoint) -> None:
+    """Check that no operation has changed a branch since it was compared, such as a promote.
+
+    Raises:
+        InvalidArgumentError: One has.
+        StorageError: The storage failed.
+    """
+    num_operations = len(read_history(branch.io, branch.path))
+    if record.num_operations not in (-1, num_operations):
+        raise InvalidArgumentError(
+            "an operation has changed the branch of the trial since it was compared",
+            branch=branch.uri,
+            num_operations=num_operations,
+            compared=record.num_operations,
+            to_fix="try the code again, which compares the branch as it is; then promote",
+        )
 
 
 def is_between(record: Record, place: Place) -> bool:
