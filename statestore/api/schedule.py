@@ -59,8 +59,8 @@ class Every:
     Attributes:
         interval_ms: Milliseconds from one savepoint to the next.
 
-    A savepoint that fails is logged, `status.json` says why, and it is tried again after a tenth of
-    the interval. The query goes on.
+    A savepoint that fails is logged, `status.json` says why, unless it is that of another
+    checkpoint of the query, and it is tried again after a tenth of the interval. The query goes on.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import LeaseKind, lease_directory, lease_name, parse_lease_name
-from statestore.core.errors import CorruptionError, NotFoundError
+from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 from statestore.core.json_fields import Fields, MalformedError, parse_fields
 from statestore.core.process import Process
 from statestore.core.version import WRITER
@@ -206,6 +206,9 @@ class Leases:
                 fields.integer("interval_ms", 1),
                 fields.integer("lasts_ms", 1, _FORGOTTEN_MS),
             )
+        except IncompatibleError as error:
+            error.to_fix += "; or delete the file, if nothing writes into the checkpoint"
+            raise
         except MalformedError as error:
             raise CorruptionError(
                 "a lease cannot be read",

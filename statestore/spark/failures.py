@@ -52,6 +52,8 @@ _MISTAKES = (TypeError, AttributeError, NameError, SyntaxError, ImportError)
 _KIND = re.compile(r"(?:Error|Exception): \[([a-z]+(?:-[a-z]+)*)\]")
 _SQLSTATE = re.compile(r"\bSQLSTATE: ([0-9A-Z]{5})\b")
 _CONDITION = re.compile(rf"\[({'|'.join(_LASTING_CONDITIONS)})(?:\.\w+)*\]")
+# Memory that Spark's tasks held outside of the heap: they may be others by then.
+_HELD_BY_TASKS = re.compile(r"\[state-too-large\][^\n]* execution=[1-9]")
 _ARGUMENT = re.compile(r"\bIllegalArgumentException: [^\n]*To fix: ")  # the shim's own
 _PLANNING = re.compile(  # some of them have no SQLSTATE
     r"\b(?:org\.apache\.spark|pyspark)\.(?:\w+\.)*(\w*AnalysisException|ParseException): "
@@ -88,7 +90,9 @@ def find_obstacle(error: BaseException) -> str | None:
             return link.kind
     text = text_of(error)
     for kind in _KIND.findall(text):
-        if kind in LASTING_KINDS:
+        if kind in LASTING_KINDS and not (
+            kind == "state-too-large" and _HELD_BY_TASKS.search(text)
+        ):
             return str(kind)
     if _STOPPED.search(text) or _is_stopped():
         return "application stopped"

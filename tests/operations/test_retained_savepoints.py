@@ -478,8 +478,10 @@ def test_status_of_somebody_else_stays(tmp_path):
         assert (tmp_path / "kept" / "status.json").read_text() == text
 
 
-def test_schedules_of_two_checkpoints_of_a_query_take_a_directory_each(tmp_path):
-    """Catches a schedule that deletes the savepoints of the checkpoint that the query moved to."""
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_schedules_of_two_checkpoints_of_a_query_take_a_directory_each(tmp_path, is_gone):
+    """Catches a schedule that deletes the savepoints of the checkpoint that the query moved to, and
+    one that refuses the directory for a checkpoint that is no more."""
     old, kept = make_query(tmp_path / "old"), tmp_path / "kept"
     taken = Checkpoint(old.path).retain_savepoint(kept, keep=1).taken
     moved = Savepoint(taken).restore(tmp_path / "new").made
@@ -490,11 +492,14 @@ def test_schedules_of_two_checkpoints_of_a_query_take_a_directory_each(tmp_path)
         assert raised.value.fields["its_checkpoint"] == old.path
         assert files_below(kept) == before
 
-    (kept / "status.json").unlink()
+    if is_gone:
+        shutil.rmtree(old.path)
+    else:
+        (kept / "status.json").unlink()
     newest = moved.retain_savepoint(kept, keep=1)
 
     assert newest.deleted == (taken,)
-    with pytest.raises(InvalidArgumentError, match="another checkpoint of the query"):
+    with pytest.raises(StateStoreError, match=r"another checkpoint of the query|no checkpoint"):
         Checkpoint(old.path).retain_savepoint(kept, keep=1)
     assert [one.uri for one in moved.savepoints(kept)] == [newest.taken]
     (tmp_path / "link").symlink_to(moved.uri)

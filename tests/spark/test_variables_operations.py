@@ -178,6 +178,11 @@ def test_timers_are_edited_by_key_and_by_time_at_once(
     edits = {BY_KEY: statestore.Edited(upsert=timers)}
     made = Checkpoint(path).transform(tmp_path / "savepoint", edits).made
     assert rows_of(made.uri, (BY_KEY, BY_TIME)) == before
+    one_of_both = {BY_KEY: statestore.Edited(upsert=timers), BY_TIME: lambda rows: rows}
+    made = Checkpoint(path).transform(tmp_path / "apart", one_of_both).made
+    apart = made.restore(tmp_path / "restored").made
+    apart.edit(BY_TIME, delete=timers, all_rows=True)
+    assert rows_of(apart.uri, (BY_KEY, BY_TIME)) == {BY_KEY: [], BY_TIME: []}
 
     Checkpoint(path).edit(BY_TIME, upsert=timers)
     assert stopped.go_on(path) == expected

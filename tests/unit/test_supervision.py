@@ -447,6 +447,16 @@ def _engine(error_class: str, kind: str) -> str:
         ),
         ("java.lang.IllegalArgumentException: Wrong FS: s3a://x, expected: file:///", None),
         (
+            "io.statestore.view.NoMemoryException: [state-too-large] the rows do not fit: taken=7 "
+            "execution=1048576 spark.memory.offHeap.size=9",
+            None,
+        ),
+        (
+            "io.statestore.view.NoMemoryException: [state-too-large] the rows do not fit: taken=7 "
+            "execution=0 spark.memory.offHeap.size=9",
+            "state-too-large",
+        ),
+        (
             "java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.",
             "application stopped",
         ),

@@ -213,7 +213,8 @@ class UndoRescale(Result):
         if not self.changes:
             return (
                 "The rescale was taken back before, by an undo that did not end; the checkpoint "
-                f"has {self.num_partitions} state partitions."
+                f"has {self.num_partitions} state partitions. With --yes its entry in the history "
+                "is completed; an undo after that takes back the rescale before."
             )
         if self.batch is None:
             return (

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import compress
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.history import newest_event
+from statestore.checkpoint.history import event_of, newest_line
 from statestore.checkpoint.layout import RescaleRefName, parse_state_file_name
 from statestore.checkpoint.rescale_refs import find_refs
 from statestore.checkpoint.rescaling import undo_rescaled_version
@@ -162,7 +162,7 @@ class Undo:
 
 def _is_taken_back(checkpoint: OpenCheckpoint) -> bool:
     """Return whether the newest operation is an undo to the newest version that did not end."""
-    newest = newest_event(checkpoint.io, checkpoint.path)
+    newest = event_of(newest_line(checkpoint.io, checkpoint.path))
     asked = ("begun", UNDO, checkpoint.newest_version)
     return newest is not None and (newest.event, newest.operation, newest.to_version) == asked
 

@@ -6,6 +6,7 @@ Spark plans it anew from there, by the same offsets of its sources and at the sa
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -150,7 +151,14 @@ def require_same_input(old: OpenCheckpoint, branch: OpenCheckpoint, compared: in
         NotFoundError, CorruptionError, StorageError: The logs cannot be read.
     """
     # A savepoint of it would have the batch of an edit that was begun.
-    if find_begun_edit(old) is not None:
+    try:
+        begun = find_begun_edit(old)
+    except InvalidArgumentError as error:
+        # Finished, it would be a batch that no code can repeat.
+        undo = f"statestore rescale {shlex.quote(old.uri)} --undo --yes"
+        error.to_fix = f"take it back by `{undo}`, then promote"
+        raise
+    if begun is not None:
         raise_unfinished(old)
     mine = [(each.newest_version, input_of(each, each.newest_version)) for each in (old, branch)]
     is_compared = old.newest_version == compared

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from statestore.codec.joined_trailers import add_counts
 from statestore.codec.partition_key import JOIN_TIME
@@ -191,7 +192,8 @@ def compare_state(
 ) -> Iterator[Compared]:
     """Compare all rows of state of two checkpoints.
 
-    In bounded memory, but for what differs where there is a judge, or of a join in state format 4.
+    In bounded memory, but for what differs where there is a judge, or for what differs of a join
+    whose rows have drawn numbers for times.
 
     Args:
         old: A checkpoint.
@@ -244,10 +246,11 @@ def _compare_state(of: str, batches: Iterable[pa.RecordBatch], rule: Rule) -> Co
     different: list[pa.RecordBatch] = []
     names: list[str] = []
     columns: tuple[str, ...] = ()
-    may_be_drawn = False
+    drawn: Counter[tuple[str, str]] | None = None
     for number, batch in enumerate(batches):
         if number == 0:
-            may_be_drawn = batch.schema.field("key").type.get_field_index(JOIN_TIME) >= 0
+            is_of_a_join = batch.schema.field("key").type.get_field_index(JOIN_TIME) >= 0
+            drawn = Counter() if is_of_a_join else None
             of_old, of_new = (batch.schema.field(f"{side}_value").type for side in ("old", "new"))
             names, columns = rule.shared(_fields(of_old), _fields(of_new), "value.")
         left = batch.filter(pa.array(_differs(batch, names), pa.bool_()))
@@ -256,13 +259,15 @@ def _compare_state(of: str, batches: Iterable[pa.RecordBatch], rule: Rule) -> Co
             given = {"old": row["old_value"], "new": row["new_value"]}
             there = {side: value for side, value in given.items() if value is not None}
             shown.append(plain({"change": row["change"], "key": row["key"], **there}))
-        if left.num_rows and (may_be_drawn or rule.judge is not None):
+        if drawn is not None and not _count_drawn(left, names, drawn):
+            drawn = None
+        if rule.judge is not None and left.num_rows:
             different.append(left)
+    if counts and not columns and drawn is not None and not any(drawn.values()):
+        return Compared(of, is_same=True)
     is_same = not columns and not counts
     if different and not columns:
         table = pa.Table.from_batches(different)
-        if may_be_drawn and _differ_as_drawn(table, names):
-            return Compared(of, is_same=True)
         is_same = rule.judged(of, *(_side(table, side) for side in ("old", "new")))
     return Compared(
         of,
@@ -275,22 +280,27 @@ def _compare_state(of: str, batches: Iterable[pa.RecordBatch], rule: Rule) -> Co
     )
 
 
-def _differ_as_drawn(rows: pa.Table, names: Sequence[str]) -> bool:
-    """Return whether rows of a join differ by nothing but the numbers that Spark drew for them.
+def _count_drawn(
+    rows: pa.RecordBatch, names: Sequence[str], counted: Counter[tuple[str, str]]
+) -> bool:
+    """Count rows of a join by key and value: the old ones up, the new ones down.
 
-    See `join_times`: it draws others when it repeats a batch. A time is never so small, but in the
-    first second of 1970.
+    Where all come to 0, they differ by nothing but the numbers that Spark drew for them: others
+    when it repeats a batch, see `join_times`. False if a row has a time, which is never so small
+    but in the first second of 1970.
     """
-    left: Counter[tuple[str, str]] = Counter()
+    keys: Any = rows.column("key")
+    times = pc.struct_field(keys, [keys.type.get_field_index(JOIN_TIME)])
+    is_drawn: Any = pc.is_in(times, pa.array(range(NUM_DRAWN), pa.int64()))
+    if not pc.all(is_drawn, min_count=0).as_py():
+        return False
     for row in to_pylist(rows):
-        drawn = row["key"].pop(JOIN_TIME)
-        if drawn is None or not 0 <= drawn < NUM_DRAWN:
-            return False
+        key = {name: part for name, part in row["key"].items() if name != JOIN_TIME}
         for sign, values in ((1, row["old_value"]), (-1, row["new_value"])):
             for value in values if isinstance(values, list) else [values]:
                 if value is not None:
-                    left[repr(row["key"]), _chosen(value, names)] += sign
-    return not any(left.values())
+                    counted[repr(key), _chosen(value, names)] += sign
+    return True
 
 
 def _side(table: pa.Table, side: str) -> pa.Table:

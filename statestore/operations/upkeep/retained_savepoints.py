@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar
 
 from statestore.checkpoint.layout import is_temporary
+from statestore.checkpoint.query_log import QueryLog
 from statestore.checkpoint.text_files import read_text, write_text
 from statestore.core.defaults import SAVEPOINTS_KEPT
 from statestore.core.durations import duration_ms, require_duration
@@ -202,14 +203,14 @@ class _Attempt:
             io, path = self._open(checkpoint, self._uri)
             check_beside(io, path, self._uri, self._place.uri)
             there = self._there(checkpoint)
-            self._check_status(io, path)
+            self._check_status(checkpoint, io, path)
             return there
 
-    def _check_status(self, io: TreeFileIO, path: str) -> None:
+    def _check_status(self, checkpoint: OpenCheckpoint, io: TreeFileIO, path: str) -> None:
         """Check that the status replaces no file of somebody else's, and none of another schedule.
 
         A query that was restored elsewhere has its ID there, too: of two schedules in a directory
-        each would delete what the other has taken.
+        each would delete what the other has taken. A checkpoint that is no more has none.
         """
         try:
             status = parse_fields(read_text(io, f"{path}/{STATUS_NAME}"))
@@ -224,7 +225,8 @@ class _Attempt:
                 file=STATUS_NAME,
                 to_fix="name a directory of this query's own",
             ) from error
-        if not is_same_directory(its_checkpoint, self._place.uri):
+        is_own = is_same_directory(its_checkpoint, self._place.uri)
+        if not is_own and _may_be_there(checkpoint, its_checkpoint):
             raise InvalidArgumentError(
                 "the directory has savepoints of another checkpoint of the query",
                 directory=self._uri,
@@ -465,6 +467,17 @@ class _Attempt:
                 found=findings[0].problem,
                 to_fix="delete this directory, or wait for a newer savepoint",
             )
+
+
+def _may_be_there(checkpoint: OpenCheckpoint, uri: str) -> bool:
+    """Return whether a checkpoint is at a URI, also where that cannot be found out."""
+    try:
+        io, path = checkpoint.place.beside(uri).open(checkpoint.scratch_directory)
+        return bool(QueryLog(io, path, "offsets").batches())
+    except NotFoundError:
+        return False
+    except StateStoreError:
+        return True
 
 
 def _name_at(time_ms: float) -> str:

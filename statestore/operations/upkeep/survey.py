@@ -123,8 +123,8 @@ class CheckpointInfo:
         newest_version: Newest committed version, 0 when there is none.
         uncommitted_batch: Batch that was planned and not committed: of a query that runs the one it
             is at, else it runs again first.
-        stored_bytes: Bytes of all state files there are, whoever needs them; of the heap backend
-            those in the directories of the newest version.
+        stored_bytes: Bytes of all state files there are, whoever needs them; 0 where they are in
+            the memory of a driver and it cannot be reached.
         pinned_versions: Versions that a reader holds back from retention now, oldest first.
         branch_of: What it is a branch of; None where it is none.
         is_running: Whether a query holds a lease on it; None where nobody knows: Spark's own

@@ -14,7 +14,7 @@ from statestore.checkpoint.operator_metadata import read_operators
 from statestore.checkpoint.text_files import read_bytes
 from statestore.codec.column_family import DEFAULT_FAMILY
 from statestore.codec.partition_key import partition_key_columns
-from statestore.core.errors import IncompatibleError, InvalidArgumentError
+from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
 from statestore.core.text import format_count
 from statestore.operations.batches import (
     evicts_a_range,
@@ -312,9 +312,19 @@ def _edited(
         )
     if len(families) > 1:
         edited = replace(edited, delete=kept(edited.delete), upsert=kept(edited.upsert))
-    return [
-        _edited_rows(found, shape, family, edited, may_be_none=may_be_none) for family in families
-    ]
+    edit = partial(_edited_rows, found, shape, edited=edited)
+    rows: list[FamilyRows] = []
+    without_rows: list[tuple[ColumnFamily, NotFoundError]] = []
+    for family in families:
+        try:
+            rows.append(edit(family, may_be_none=may_be_none))
+        except NotFoundError as error:
+            if error.kind != "keys-not-found":
+                raise
+            without_rows.append((family, error))
+    if not rows:
+        raise without_rows[0][1]
+    return rows + [edit(family, may_be_none=True) for family, _ in without_rows]
 
 
 def _edited_rows(
