@@ -292,6 +292,7 @@ class EngineService:
             delta.get("length", int),
             request.options(),
             force_snapshot=request.get_or("force_snapshot", bool, False),
+            run=request.run(),
         )
         times = published.commit or CommitTimes()
         if published.commit is not None:  # else an engine before this one has published it

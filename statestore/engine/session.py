@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.checkpoint.versions import VersionsBase
     from statestore.codec.references import VersionRef
+    from statestore.core.clock import Clock
     from statestore.core.options import StateStoreOptions
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,30 @@ logger = logging.getLogger(__name__)
 _SNAPSHOT_NICENESS = 10
 
 CATCH_UP_S = 60.0
-"""Longest that a commit waits for the snapshot of a store that has outrun its snapshots."""
+"""Longest that the commits of a query run wait for snapshots of stores that outran theirs."""
+_MOST_RUNS = 100
+
+
+class CatchUp:
+    """How long commits may yet wait for snapshots: in an engine all stores of a query run together.
+
+    Args:
+        clock: Source of time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._until_ms: dict[str, float] = {}
+
+    def rest_s(self, run: str) -> float:
+        """Return the seconds that are left of CATCH_UP_S, which begin with the first call."""
+        now_ms = self._clock.elapsed_ms()
+        with self._lock:
+            until_ms = self._until_ms.setdefault(run, now_ms + CATCH_UP_S * 1000)
+            if len(self._until_ms) > _MOST_RUNS:
+                del self._until_ms[next(iter(self._until_ms))]
+        return max(0.0, (until_ms - now_ms) / 1000)
 
 
 def snapshot_pool() -> ThreadPoolExecutor:
@@ -60,8 +84,10 @@ class Session:
         versions: VersionsBase,
         pool: ThreadPoolExecutor,
         scratch_directory: str,
+        catch_up: CatchUp,
     ) -> None:
         self.versions = versions
+        self._catch_up = catch_up
         self._pool = pool
         self._scratch_directory = scratch_directory
         self._turn = Turn()
@@ -137,16 +163,17 @@ class Session:
         options: StateStoreOptions,
         *,
         force_snapshot: bool,
+        run: str = "",
     ) -> tuple[PublishedFile, SnapshotStatus]:
         """Make a version durable, start a snapshot if one is due; see VersionsBase.commit.
 
         The first commit after a load waits for a snapshot if one is twice overdue: else a job that
-        ends with each batch would never get one.
+        ends with each batch would never get one. With many stores some get theirs in each run.
         """
         with self._turn:
             behind, self._catching_up = self._catching_up, None
             if behind is not None:
-                wait_with_steps(behind, CATCH_UP_S)
+                wait_with_steps(behind, self._catch_up.rest_s(run))
             published = self.versions.commit(new, local_path, arrow_length, options)
             self._rest()
         self._tend(published, options, is_forced=force_snapshot)

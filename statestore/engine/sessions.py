@@ -19,7 +19,7 @@ from statestore.backends.opening import open_versions
 from statestore.core.digest import digest_of
 from statestore.core.options import BY_KEY
 from statestore.core.providers import IN_DRIVER_MEMORY
-from statestore.engine.session import Session
+from statestore.engine.session import CatchUp, Session
 from statestore.engine.storages import root_in_memory
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class Sessions:
         self._database_directory = database_directory
         self._work_directory = work_directory
         self._pool = pool
+        self._catch_up = CatchUp(clock)
         self._lock = threading.Lock()
         self._open: dict[tuple[str, StoreLocation], Session] = {}
         self._closed: dict[tuple[str, StoreLocation], Session] = {}
@@ -115,7 +116,10 @@ class Sessions:
             with self._lock:
                 known = self._open.get(key) or self._closed.get(key)
             made = known or Session(
-                self._open_versions(request, location), self._pool, self._work_directory
+                self._open_versions(request, location),
+                self._pool,
+                self._work_directory,
+                self._catch_up,
             )
             with self._lock:
                 session = self._open.get(key) or self._closed.pop(key, None)

@@ -15,13 +15,13 @@ from statestore.checkpoint.layout import StoreLocation
 from statestore.checkpoint.trailers import read_trailer
 from statestore.codec.references import StoreName, VersionRef
 from statestore.codec.rows import DELETE, PUT, Row
-from statestore.core.clock import SystemClock
+from statestore.core.clock import ManualClock, SystemClock
 from statestore.core.errors import NotFoundError, StorageError
 from statestore.core.ids import CountingIds
 from statestore.core.liveness import Steps, watched
 from statestore.core.options import StateStoreOptions
 from statestore.engine import session
-from statestore.engine.session import Session, snapshot_pool
+from statestore.engine.session import CATCH_UP_S, CatchUp, Session, snapshot_pool
 from statestore.io import local
 from statestore.io.local import LocalFileIO
 from statestore.testing.deltas import new_version, write_stream
@@ -49,7 +49,7 @@ class SessionBench:
     def new_session(self):
         """A session that knows nothing."""
         versions = FilesystemVersions(self.location, SystemClock())
-        session = Session(versions, self.pool, str(self.directory))
+        session = Session(versions, self.pool, str(self.directory), CatchUp(SystemClock()))
         session.providers.add("bench")
         return session
 
@@ -104,9 +104,8 @@ def test_commits_go_on_while_a_snapshot_is_stuck(bench):
 def test_snapshot_is_written_where_its_directory_was_cleaned_up(tmp_path):
     """Catches a chain that grows for ever: cleaners of /tmp take a directory that is not used."""
     bench = SessionBench(tmp_path)
-    bench.session = Session(
-        FilesystemVersions(bench.location, SystemClock()), bench.pool, f"{tmp_path}/unfinished"
-    )
+    versions = FilesystemVersions(bench.location, SystemClock())
+    bench.session = Session(versions, bench.pool, f"{tmp_path}/unfinished", CatchUp(SystemClock()))
     for _ in range(4):
         bench.commit()
 
@@ -151,6 +150,19 @@ def test_commit_that_waits_for_a_snapshot_shows_signs_of_life(bench, monkeypatch
         bench.commit()
 
     assert waiting.steps >= before.steps + 3
+
+
+def test_commits_of_a_run_wait_no_longer_together_than_one_may():
+    """Catches a restart that takes a minute more for each state partition: all outran theirs."""
+    clock = ManualClock()
+    catch_up = CatchUp(clock)
+
+    assert catch_up.rest_s("run") == CATCH_UP_S
+    clock.advance(40_000)
+    assert catch_up.rest_s("run") == CATCH_UP_S - 40
+    assert catch_up.rest_s("another") == CATCH_UP_S
+    clock.advance(30_000)
+    assert (catch_up.rest_s("run"), catch_up.rest_s("another")) == (0, CATCH_UP_S - 30)
 
 
 def test_maintenance_waits_no_longer_than_it_may(bench, caplog):
