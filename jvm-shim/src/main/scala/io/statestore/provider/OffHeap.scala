@@ -21,8 +21,8 @@ private[statestore] object OffHeap {
       throw new IllegalArgumentException(
         "[invalid-option] the application has no memory outside of the heap: " +
           s"spark.sql.streaming.stateStore.offHeap.enabled=true $Enabled=false. To fix: start " +
-          s"the application with $Enabled=true and $Size, three times the bytes of the rows of an " +
-          "executor")
+          s"the application with $Enabled=true and $Size, three times the bytes of the rows of " +
+          "an executor")
     }
 
   /** Where views of these options have their pages; null for the heap. */
