@@ -6,6 +6,7 @@ Spark plans it anew from there, by the same offsets of its sources and at the sa
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -160,9 +161,19 @@ def require_same_input(old: OpenCheckpoint, branch: OpenCheckpoint, compared: in
         raise
     if begun is not None:
         raise_unfinished(old)
+    if branch.newest_version > compared or not branch.is_between_batches:
+        # Tried again it would be compared as it is, and stay ahead.
+        trial = shlex.quote(posixpath.dirname(branch.uri.rstrip("/")))
+        raise InvalidArgumentError(
+            "the branch of the trial has gone on since the new code was compared",
+            checkpoint=branch.uri,
+            newest_version=branch.newest_version,
+            tried_version=compared,
+            to_fix=f"drop the trial by `statestore drop {trial} --yes`, and try the code again",
+        )
     mine = [(each.newest_version, input_of(each, each.newest_version)) for each in (old, branch)]
     is_compared = old.newest_version == compared
-    if mine[0] != mine[1] or not branch.is_between_batches or not is_compared:
+    if mine[0] != mine[1] or not is_compared:
         raise InvalidArgumentError(
             "the checkpoint has gone on since the new code was tried",
             checkpoint=old.uri,
