@@ -110,7 +110,7 @@ def test_refused_while_a_rescale_of_the_checkpoint_is_begun(made, tmp_path):
     (world.root / "checkpoint" / "commits" / "3").unlink()
 
     for dry_run in (True, False):
-        with pytest.raises(InvalidArgumentError, match=r"--undo.*then repeat") as caught:
+        with pytest.raises(InvalidArgumentError, match=r"--undo.*then promote") as caught:
             world.trial.promote(world.root / "before", dry_run=dry_run)
         assert caught.value.kind == "unfinished-operation"
     assert not (world.root / "before").exists()
