@@ -58,6 +58,7 @@ TRIAL = Record(
     ignored=("at",),
     attempt=IDS[0],
     trial="file:///data/trial",
+    num_operations=1,
 )
 TRAILER_END = struct.Struct("<II8s")
 PLACE = "/place-of-the-golden-files"
