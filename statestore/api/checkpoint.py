@@ -742,7 +742,7 @@ class Checkpoint(Directory):
         until they expire: `forget` is what takes a key out of them.
 
         Args:
-            rows: Address of the rows, as `rows` takes it.
+            rows: Address of the rows, as `rows` takes it. Timers change by key and by time.
             upsert: Rows, in place of those that their keys have, as Arrow data or a `pathlib.Path`
                 of a file. Of a state variable that is a list a row an element.
             delete: Keys whose rows go, as Arrow data or a `pathlib.Path` of a file; or a condition

@@ -9,6 +9,7 @@ from datetime import timedelta
 from itertools import count
 from math import inf, nan
 from pathlib import Path
+from random import Random
 from typing import Any
 from weakref import WeakSet
 
@@ -20,7 +21,13 @@ from statestore.checkpoint.commit import publish_delta
 from statestore.checkpoint.query_log import CommitEntry, LogName
 from statestore.codec.column_family import NO_DEFAULT, ColumnFamily
 from statestore.core.clock import LAST_MS, ManualClock
-from statestore.core.errors import FencedError, InUseError, InvalidArgumentError, StorageError
+from statestore.core.errors import (
+    FencedError,
+    InUseError,
+    InvalidArgumentError,
+    NotFoundError,
+    StorageError,
+)
 from statestore.io.local import LocalFileIO
 from statestore.operations import full_state
 from statestore.operations.reading.condition import Condition
@@ -411,3 +418,71 @@ def test_what_would_say_nothing_is_refused(
         Checkpoint(made.path).edit(**how)
 
     assert files_below(tmp_path / "query") == before
+
+
+BY_KEY, BY_TIME = "$procTimers_keyToTimestamp", "$procTimers_timestampToKey"
+Timer = tuple[int | None, int]
+
+
+def timers_of(path: Path, by: str) -> list[Timer]:
+    """Read the timers of a column family."""
+    keys = Checkpoint(path).rows(by).read()["key"].to_pylist()
+    return sorted(((key["key"]["order"], key["expiryTimestampMs"]) for key in keys), key=repr)
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_timers_stay_the_same_by_key_and_by_time(tmp_path: Path, backend: str) -> None:
+    """Catches a timer that is left in one of the column families of timers, or is put into one."""
+    random = Random()
+    group = json.loads(schema_of(order="long"))  # a word of SQL
+    nothing = schema_of(__dummy__="void")
+    families = (
+        ColumnFamily(
+            1, BY_KEY, schema_of(key=group, expiryTimestampMs="long"), nothing,
+            encoder="prefix", num_prefix_columns=1,
+        ),
+        ColumnFamily(
+            2, BY_TIME, schema_of(expiryTimestampMs="long", key=group), nothing,
+            encoder="range", ordering_ordinals=(0,),
+        ),
+    )  # fmt: skip
+    operators = (("transformWithStateExec", (WordStore((NO_DEFAULT, *families)),)),)
+    path = tmp_path / "query"
+    MadeCheckpoint(str(path), operators=operators, backend=backend).run_batch({})
+    timers: set[Timer] = set()
+    refused = 0
+    for number in range(14):
+        drawn = [
+            (random.choice([None, -1, 0, 1, 2]), random.randrange(-2, 6)) for _ in range(3)
+        ]  # fmt: skip
+        keys = [{"key": {"order": key}, "expiryTimestampMs": time} for key, time in {*drawn}]
+        table = pa.table({"key": keys})
+        how: dict[str, Any] = {"upsert": table}
+        after, gone = timers | {*drawn}, {*drawn}
+        if random.random() < 0.5:
+            how, gone = {"delete": table}, timers & {*drawn}
+            if random.random() < 0.4:
+                limit = random.randrange(-2, 6)
+                how, gone = (
+                    {"delete": f"expiryTimestampMs < {limit}"},
+                    {timer for timer in timers if timer[1] < limit},
+                )
+            after = timers - gone
+        how["all_rows"] = gone >= timers
+        address = random.choice([BY_KEY, BY_TIME, f"0/{BY_KEY}"])
+        if not gone:
+            refused += 1
+            with pytest.raises(NotFoundError, match="no row is there"):
+                Checkpoint(path).edit(address, **how)
+        elif random.random() < 0.6:
+            Checkpoint(path).edit(address, **how)
+            timers = after
+        else:
+            to = tmp_path / f"savepoint-{number}"
+            made = Checkpoint(path).transform(to, {address: Edited(**how)}).made
+            path = tmp_path / f"restored-{number}"
+            made.restore(path)
+            timers = after
+
+        assert timers_of(path, BY_KEY) == timers_of(path, BY_TIME) == sorted(timers, key=repr)
+    assert refused < 14

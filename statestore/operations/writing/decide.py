@@ -287,9 +287,9 @@ def _both(shape: StoreShape, family: ColumnFamily) -> list[ColumnFamily]:
     Spark fires by the one, and sets and deletes by the other: a timer that only one has fires in
     every batch, or never. Source: its TimerStateImpl.
     """
-    name, slash, order = family.name.partition("Timers_")
-    if slash and family.name.startswith("$") and order in _TIMER_ORDERS:
-        names = [f"{name}{slash}{order}" for order in _TIMER_ORDERS]
+    kind, timers, order = family.name.partition("Timers_")
+    if kind.startswith("$") and order in _TIMER_ORDERS:
+        names = [f"{kind}{timers}{order}" for order in _TIMER_ORDERS]
         return [of for of in shape.new.column_families if of.name in names]
     return [family]
 
