@@ -180,7 +180,6 @@ class Conversion:
             )
         request = {
             "version": self._decided.version,
-            "num_partitions": self._decided.num_partitions,
             "conf": dict(source.conf),
             "source": {
                 "checkpoint": self._uri,

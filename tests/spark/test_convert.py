@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -250,6 +251,40 @@ def test_conversion_fails_when_the_target_keeps_other_rows(
         assert json.loads((new / "metadata").read_text())["statestore"]["unfinished"] == "convert"
         assert not (new / "offsets").exists()
     assert_not_startable(lane, new)
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_checkpoint_is_only_read(spark: SparkSession, tmp_path: Path, backend: str) -> None:
+    """Catches versions of it that are deleted by what the converting session retains.
+
+    A session may also be set up for another query: for key groups of its own.
+    """
+    merged = {
+        f"{STATE_STORE}.snapshot.maxChainLength": "2",
+        f"{STATE_STORE}.rocksdb.mergeMinFiles": "2",
+    }
+    query = in_runs(AGGREGATION, 3, 3, 3)
+    lane = Lane(spark, query, PROVIDERS[backend], tmp_path / "lane", merged)
+    for batches in query.plan:
+        lane.run(*batches)
+        wait_for(lambda: not _leases(lane.checkpoint), "the end of the lane's own leases")
+        Checkpoint(lane.checkpoint).compact()
+    before = tree(lane.checkpoint)
+    session = spark.newSession()
+    of_another = {
+        "spark.sql.streaming.minBatchesToRetain": "1",
+        f"{STATE_STORE}.maxParallelism": "24",
+    }
+    for key, value in of_another.items():
+        session.conf.set(key, value)
+
+    checkpoint = Checkpoint(lane.checkpoint, spark=session)
+    checkpoint.convert(tmp_path / "new", "spark-hdfs")
+
+    time.sleep(2)  # what an engine does beside its calls
+    after = tree(lane.checkpoint)
+    assert sorted(after) == sorted(before)
+    assert after == before
 
 
 @pytest.mark.lacks("to-spark-rocksdb")

@@ -18,7 +18,7 @@ from statestore.checkpoint.layout import StoreLocation
 from statestore.checkpoint.load import load_files
 from statestore.checkpoint.trailers import read_delta_trailer
 from statestore.codec.references import StoreName
-from statestore.core.errors import NotFoundError
+from statestore.core.errors import NotFoundError, StateStoreError
 from statestore.io.checkpoint_memory import CheckpointMemoryFileIO
 from statestore.io.checkpoint_memory_address import CheckpointMemoryAddress
 from statestore.io.fetch_cache import FetchCache
@@ -32,6 +32,7 @@ from .harness import (
     NUM_PARTITIONS,
     STATE_STORE,
     Lane,
+    assert_not_startable,
     assert_same,
     files_read,
     run_plan,
@@ -227,6 +228,12 @@ def test_readers_are_told_that_the_state_was_lost(make_lane: MakeLane) -> None:
         with pytest.raises(NotFoundError, match=r"heap\.onDriverLoss") as lost:
             rows.read()
         assert lost.value.kind == "driver-lost"
+    session = lane.session()
+    for key, value in EMPTY.items():
+        session.conf.set(key, value)
+    with pytest.raises(StateStoreError, match="driver-lost"):
+        Checkpoint(lane.checkpoint, spark=session).convert(lane.root / "new", "spark-hdfs")
+    assert_not_startable(lane, lane.root / "new")
 
 
 def test_session_of_an_application_that_ended_is_told_by_name(

@@ -9,7 +9,6 @@ import scala.util.control.NonFatal
 import com.fasterxml.jackson.databind.JsonNode
 import io.statestore.Json
 import io.statestore.ShimOptions.Prefix
-import io.statestore.provider.StoreContext
 import org.apache.hadoop.fs.Path
 import org.apache.spark.sql.classic.SparkSession
 import org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqMetadata
@@ -22,7 +21,7 @@ import org.apache.spark.util.SerializableConfiguration
  * and compares what it wrote. It is a job that its caller waits for; meanwhile other threads may
  * ask how far it is, or cancel it.
  *
- * @param requestJson what `statestore/spark/convert.py` asks for: `version`, `num_partitions`,
+ * @param requestJson what `statestore/spark/convert.py` asks for: `version`,
  *                    `conf` (pinned by the offset log), `source` and `target` (`checkpoint`,
  *                    `provider`, `checkpoint_format`), and `stores`, each with the `schema_files`
  *                    of its column families, oldest first, and of those the names of `lists` and
@@ -34,7 +33,6 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
   private[this] val hadoopConf = spark.sessionState.newHadoopConf()
   private[this] val group = UUID.randomUUID().toString
   private[this] val tasks = spark.sparkContext.longAccumulator
-  hadoopConf.set(StoreContext.NumPartitionsKey, request.get("num_partitions").asText)
   private[this] val sharedHadoopConf =
     spark.sparkContext.broadcast(new SerializableConfiguration(hadoopConf))
   private[this] val source = newSide("source")
