@@ -76,8 +76,8 @@ def _read(message: ipc.Message, size: int, schema: pa.Schema) -> pa.RecordBatch:
 def most_unpacked(num_bytes: int) -> int:
     """Return the most that a record batch of some bytes may unpack to.
 
-    Only a single row of more than 64 MiB, nearly all of one byte, could be above it; a commit
-    refuses one.
+    Only a single row of more than 64 MiB, nearly all of one byte, could be above it: it is written
+    as it is.
     """
     return _UNPACKED_BYTES + _UNPACKED_RATIO * num_bytes
 

@@ -11,10 +11,12 @@ from hashlib import sha256
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.ipc as ipc
 import pytest
 
 from statestore.codec.rows import DELETE, PUT
+from statestore.codec.state_file import describe_stream
 from statestore.io.shim_jar import find_jar
 from tests.cases_of_ci import IS_LONG
 from tests.own_disk import small_disk
@@ -600,6 +602,22 @@ def test_values_are_compressed_where_that_makes_them_smaller(
     assert 0.9 * most_rows <= max(blocks) <= most_rows
     assert min(blocks[:-1]) >= 0.9 * most_rows, "a block is written before it is full"
     assert least <= path.stat().st_size / (sum(is_put) * size) <= most
+
+
+def test_long_value_of_one_byte_is_written_as_readers_take_it(
+    classes: Path, tmp_path: Path
+) -> None:
+    """Catches a batch that fails at every start, as its only row packs too well."""
+    path = tmp_path / "rows.arrows"
+
+    shown = run_java(classes, "delta.CompressionCheck", str(path), "long", "2")
+
+    assert shown.splitlines()[-1] == "held=0"
+    describe_stream(str(path), path.stat().st_size, 8)
+    with pa.OSFile(str(path)) as file:
+        values = ipc.open_stream(file).read_all()["value"]
+    assert values.null_count == 1
+    assert pc.binary_length(values).to_pylist() == [None, 100 << 20]
 
 
 def run(

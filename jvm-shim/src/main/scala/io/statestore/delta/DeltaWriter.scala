@@ -78,6 +78,9 @@ private[statestore] object DeltaWriter {
   val MaxRows = 16384
   val MaxBatchBytes: Long = 4L << 20
 
+  /** Bytes that a byte may unpack to in a batch of one long row: readers take hardly more. */
+  private val MostUnpacked = 1000L
+
   /** The fastest of the regular levels: a commit waits for it. */
   val ZstdLevel = 1
 
@@ -187,8 +190,15 @@ private[statestore] object DeltaWriter {
       def sized(buffer: ArrowBuf, length: Long): ArrowBuf = {
         val view = buffer.slice(0L, length)
         view.writerIndex(length)
-        if (isWorthCompressing(codec, view)) compressed(codec, view)
-        else CompressionUtil.packageRawBuffer(allocator, view) // as where a buffer would grow
+        val packed = if (isWorthCompressing(codec, view)) compressed(codec, view) else null
+        val isTaken = length <= MaxBatchBytes || packed != null &&
+          packed.writerIndex >= length / MostUnpacked
+        if (packed != null && isTaken) {
+          packed
+        } else {
+          if (packed != null) packed.close()
+          CompressionUtil.packageRawBuffer(allocator, view) // as where a buffer would grow
+        }
       }
       val buffers = allOf(
         none -> 0L, keyGroups -> rows * 2L,

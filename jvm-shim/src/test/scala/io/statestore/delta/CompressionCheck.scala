@@ -8,8 +8,8 @@ import io.statestore.view.BytesRef
 import org.apache.spark.unsafe.Platform
 
 /**
- * Writes rows to a delta: the key is the number of the row, the value its hash, or 300 zeros. Key
- * groups are of 8, column families of 3; each 7th row is a delete. Prints the bytes of memory off
+ * Writes rows to a delta: the key is the number of the row, the value its hash, or zeros: 300, or
+ * 100 MiB. Key groups are of 8, column families of 3; each 7th row is a delete. Prints the bytes of memory off
  * the heap that are still held.
  */
 object CompressionCheck {
@@ -22,6 +22,7 @@ object CompressionCheck {
         val value = args(1) match {
           case "hashes" => MessageDigest.getInstance("SHA-256").digest(key)
           case "zeros" => new Array[Byte](300)
+          case "long" => new Array[Byte](100 << 20)
         }
         val (group, family) = (number % 8, number % 3)
         if (number % 7 == 0) {
