@@ -8,13 +8,18 @@ from statestore.testing.checkpoints import QUERY_ID, MadeCheckpoint, read_checkp
 from tests.rescaled import KEYED, make
 
 
-def tried(tmp_path, checkpoint_format=1):
+def tried(tmp_path, checkpoint_format=1, backend="filesystem"):
     """Make a checkpoint of three batches with history, and a trial that repeated the last one.
 
     The new code puts other rows: so it is seen from which a query goes on.
     """
     # A batch that is repeated is planned at the time at which it was planned at first.
-    shape = {"num_partitions": 2, "operators": KEYED, "checkpoint_format": checkpoint_format}
+    shape = {
+        "num_partitions": 2,
+        "operators": KEYED,
+        "checkpoint_format": checkpoint_format,
+        "backend": backend,
+    }
     made = make(tmp_path, clock=ManualClock(), **shape)
     ck = Checkpoint(made.path)
     ck.compact()  # a line of the history
@@ -41,8 +46,8 @@ def tried(tmp_path, checkpoint_format=1):
     return ck, Trial(trial)
 
 
-def tried_with_rows(folder, checkpoint_format):
+def tried_with_rows(folder, checkpoint_format, backend="filesystem"):
     """Make a directory with both; return it, and the rows of the old and of the new."""
     folder.mkdir()
-    ck, trial = tried(folder, checkpoint_format)
+    ck, trial = tried(folder, checkpoint_format, backend)
     return folder, read_checkpoint(ck.uri), read_checkpoint(trial.branch.uri)

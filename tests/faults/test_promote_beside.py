@@ -13,7 +13,7 @@ from statestore import Checkpoint, Savepoint
 from statestore.core.errors import FencedError, IncompatibleError, InUseError, NotFoundError
 from statestore.io import storage
 from statestore.io.local import LocalFileIO
-from statestore.operations import copied_files
+from statestore.operations import copied_files, dealing
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.metadata_file import unfinished_operation
 from statestore.operations.writing.decide import decide_edit
@@ -79,6 +79,32 @@ def test_copy_that_a_promote_overtakes_is_never_half_of_each(made, tmp_path, mon
         assert read_checkpoint(str(world.root / "copy")) == new
 
     assert world.stands == new
+    assert read_checkpoint(str(world.root / "before")) == old
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_rows_that_are_read_beside_a_promote_are_never_half_of_each(tmp_path, monkeypatch, backend):
+    """Catches a savepoint of old rows of one state partition, and new ones of the next."""
+    original, old, new = tried_with_rows(tmp_path / "original", 1, backend)
+    world, acts = World(original, tmp_path / "world"), [True]
+    monkeypatch.setattr(dealing, "states_at_once", lambda: 1)
+
+    class Acting(LocalFileIO):
+        def fetch(self, path):
+            file = super().fetch(path)
+            if "/checkpoint/state/0/0/" in path and "3.delta." in path and acts:
+                acts.pop()
+                for pin in (world.root / "checkpoint").rglob("*.pin"):
+                    pin.unlink()  # as where the storage takes none
+                world.trial.promote(world.root / "before")
+            return file
+
+    source = at(str(world.root / "checkpoint"), io=Acting())
+    source.savepoint(world.root / "copy", form="canonical")
+
+    assert not acts
+    assert Savepoint(world.root / "copy").verify(deep=True).findings == ()
+    assert read_checkpoint(str(world.root / "copy")) == new
     assert read_checkpoint(str(world.root / "before")) == old
 
 

@@ -20,6 +20,7 @@ from statestore.backends.rocksdb.merging import read_file
 from statestore.backends.rocksdb.versions import RocksDBVersions
 from statestore.backends.rocksdb.view import View
 from statestore.checkpoint.commit import Body
+from statestore.checkpoint.lineage import check_ref
 from statestore.codec.merge import interleave
 from statestore.codec.rows import rows_in
 from statestore.codec.sealed_file import SealedFile
@@ -78,6 +79,8 @@ class SstForm(FileForm):
             versions = RocksDBVersions(location, work.clock, directory, self._memory)
             try:
                 local = versions.load(trailer.version, checkpoint_id, None, work.options)
+                # In format 1 another attempt's file has the same name.
+                check_ref(local.head.trailer, head.ref, location.path(head.ref.path))
             finally:
                 # The view stays. RocksDB would go on to compact a database that is not closed.
                 versions.forget_heads()
