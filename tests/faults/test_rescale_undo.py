@@ -77,6 +77,39 @@ def test_undo_that_ended_at_its_last_step_is_completed(tmp_path, rescales, check
         Checkpoint(made.path).undo_rescale()
 
 
+class NoPlan(LocalFileIO):
+    """A disk on which a rescale ends before it plans its batch."""
+
+    def write(self, path, *data, **how):
+        """See FileIO."""
+        if "/offsets/" in path:
+            raise StorageError("the disk is gone", to_fix="try again")
+        return super().write(path, *data, **how)
+
+
+@pytest.mark.parametrize("num_partitions", [2, 16])
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_undo_of_a_rescale_that_planned_no_batch_leaves_the_one_before(
+    tmp_path, num_partitions, checkpoint_format
+):
+    """Catches a finished rescale taken back in place of the newest, which did not end."""
+    made = make(tmp_path, checkpoint_format=checkpoint_format)
+    Checkpoint(made.path).rescale(8)
+    before = listing(made.path)
+    with pytest.raises(StorageError):
+        at(made.path, io=NoPlan()).rescale(num_partitions)
+    end_process(made.path)
+    assert listing(made.path) != before
+
+    plan = Checkpoint(made.path).undo_rescale(dry_run=True)
+    assert (plan.batch, plan.num_partitions) == (None, 8)
+    Checkpoint(made.path).undo_rescale()
+
+    assert listing(made.path) == before
+    made.run_batch({1: 2})
+    assert read_checkpoint(made.path) == made.expected()
+
+
 def to_other_provider(made):
     """What a repartition of Spark's own is, on a checkpoint of its own provider."""
     edit_conf(made, **{PROVIDER_KEY: "org.apache.spark.Other"})

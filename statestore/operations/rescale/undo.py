@@ -51,12 +51,16 @@ class Undo:
     def __init__(self, checkpoint: OpenCheckpoint) -> None:
         self._checkpoint = checkpoint
         found = find_rescale(checkpoint)
-        is_taken_back = (found is None or found.is_committed) and _is_taken_back(checkpoint)
-        # What is newest now is a rescale before the one that was taken back.
-        self._found = found = None if is_taken_back else found
-        if found is None:
+        is_taken_back = False
+        if found is None or found.is_committed:
             self._version = checkpoint.newest_version + 1
             self._locations = self._left_over()
+            is_taken_back = _is_taken_back(checkpoint)
+            if self._locations or is_taken_back:
+                # One that was begun is newer, as is one that was taken back.
+                found = None
+        self._found = found
+        if found is None:
             if not (self._locations or is_taken_back):
                 # A rescale's entry that says what the one before it does, does not fit its state.
                 checkpoint.heads(checkpoint.newest_version)
