@@ -184,8 +184,9 @@ class Trial(Shown):
                 to = self._reach.beside(record.savepoint)
             else:
                 self._check_approved(record, accept=accept)
-                default = uri_beside(record.checkpoint, f"-before-{record.version}")
-                to = self._reach.beside(default if savepoint is None else savepoint)
+                if savepoint is None:
+                    savepoint = uri_beside(record.checkpoint, f"-before-{record.version}")
+                to = self._reach.beside(savepoint)
                 check_apart(to.place.uri, self.uri)
             place = self._reach.beside(record.checkpoint).place
             branch = self._below(CHECKPOINT).place
@@ -257,9 +258,9 @@ class Trial(Shown):
                 kind="unfinished-operation",
                 trial=self.uri,
                 checkpoint=record.checkpoint,
-                to_fix="find the savepoint of the old, by its default name "
-                f"{uri_beside(record.checkpoint, '-before-')}VERSION, and write its URI into the "
-                f"field savepoint of {self.uri}/{RECORD_NAME}; then drop the trial",
+                to_fix="find the savepoint of the old, whose default name is that of the "
+                "checkpoint with -before-VERSION behind it, and write its URI into the field "
+                f"savepoint of {self.uri}/{RECORD_NAME}; then drop the trial",
             )
         return is_begun
 

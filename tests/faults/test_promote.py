@@ -101,6 +101,21 @@ def test_refused_while_an_edit_of_the_checkpoint_is_begun(made, tmp_path):
     assert not (world.root / "before").exists()
 
 
+def test_refused_while_a_batch_of_the_query_is_planned(made, tmp_path):
+    """Catches the advice to take back a rescale that was never begun."""
+    original, *_ = made
+    world = World(original, tmp_path / "world")
+    offsets = world.root / "checkpoint" / "offsets"
+    shutil.copy(offsets / "2", offsets / "3")
+
+    for dry_run in (True, False):
+        with pytest.raises(InvalidArgumentError) as caught:
+            world.trial.promote(world.root / "before", dry_run=dry_run)
+        assert caught.value.kind == "unfinished-batch"
+        assert "start the query" in caught.value.to_fix
+        assert "--undo" not in caught.value.to_fix
+
+
 def test_refused_while_a_rescale_of_the_checkpoint_is_begun(made, tmp_path):
     """Catches the advice to start a query that Spark refuses to start."""
     original, *_ = made
@@ -680,6 +695,8 @@ def test_nothing_is_put_into_a_bucket_of_a_like_name(made, checkpoint):
     write_record(io, directory, read_record(io, directory), checkpoint=checkpoint)
     with pytest.raises(InvalidArgumentError, match="no place beside"):
         Trial(directory).promote()
+    with pytest.raises(InvalidArgumentError, match="inside another"):
+        Trial(directory).promote(f"{directory}/old")
 
 
 def test_way_back_is_not_begun_without_the_old(made, tmp_path):

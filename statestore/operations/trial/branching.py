@@ -156,8 +156,9 @@ def require_same_input(old: OpenCheckpoint, branch: OpenCheckpoint, compared: in
         begun = find_begun_edit(old)
     except InvalidArgumentError as error:
         # Finished, it would be a batch that no code can repeat.
-        undo = f"statestore rescale {shlex.quote(old.uri)} --undo --yes"
-        error.to_fix = f"take it back by `{undo}`, then promote"
+        if error.kind == "unfinished-operation":
+            undo = f"statestore rescale {shlex.quote(old.uri)} --undo --yes"
+            error.to_fix = f"take it back by `{undo}`, then promote"
         raise
     if begun is not None:
         raise_unfinished(old)
