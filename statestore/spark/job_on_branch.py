@@ -327,7 +327,7 @@ def _starts(
             case "options":
                 _note_options(asked, named)
             case "trigger":
-                asked.trigger = dict(named)
+                asked.trigger = {each: of for each, of in named.items() if of is not None}
 
     def noting(name: str) -> Callable[..., Any]:
         def call(self: Any, *args: Any, **named: Any) -> Any:

@@ -9,6 +9,7 @@ import urllib.parse
 from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.text_files import read_text
+from statestore.codec.spark_types import distinct_names
 from statestore.core.errors import NotFoundError
 from statestore.io.local import temporary_directory
 from statestore.io.storage import hadoop_uri
@@ -32,12 +33,29 @@ _WHOLE = "_SUCCESS"
 
 
 def write_rows(rows: DataFrame, to: str) -> None:
-    """Write rows to a directory as Parquet, to be compared."""
+    """Write rows to a directory as Parquet, to be compared.
+
+    A frame that `foreachBatch` takes may be none that Parquet does: a column whose name is there
+    already, in whatever case, gets a number, and one without a type is written as text.
+    """
+    from pyspark.sql.functions import lit
+    from pyspark.sql.types import NullType
+
     conf = rows.sparkSession.conf
     # Times as Arrow has them: in the form that is the default those far off do not fit.
     conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     # A variant in one piece: how it is taken apart depends on the rows beside it.
     conf.set("spark.sql.variant.writeShredding.enabled", "false")
+    distinct = distinct_names([name.lower() for name in rows.columns])
+    rows = rows.toDF(
+        *(
+            name if name.lower() == made else made
+            for name, made in zip(rows.columns, distinct, strict=True)
+        )
+    )
+    for field in rows.schema:
+        if isinstance(field.dataType, NullType):
+            rows = rows.withColumn(field.name, lit(None).cast("string"))
     rows.write.mode("overwrite").parquet(to)
 
 

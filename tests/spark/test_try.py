@@ -561,6 +561,34 @@ def test_variants_are_compared_whole(spark: SparkSession, tmp_path: Path) -> Non
     assert compare_rows("batch 1", old, old, Rule()).is_same
 
 
+class AnyFrame(Tried):
+    """One whose sink takes what Parquet does not, and whose trigger names what it is not."""
+
+    def start(self) -> Any:
+        return super().start(available_now=False)
+
+    def _keep_rows(self, frame: DataFrame) -> Any:
+        frame = frame.select("*", sf.col("total").alias("KEY"), "number", sf.lit(None).alias("n.o"))
+        return super()._keep_rows(frame).trigger(processingTime="1 second", continuous=None)
+
+
+@pytest.mark.few(1)
+def test_frame_that_parquet_cannot_hold_is_compared(tried: Tried) -> None:
+    """Catches new code that is told to be mended for the sake of the files it is compared by."""
+    sunk = AnyFrame(tried.spark, tried.root, tried.conf)
+
+    def job(build: Callable[[DataFrame], DataFrame]) -> Callable[[], Any]:
+        return lambda: sunk.job(build)()
+
+    trial = try_job(tried.checkpoint, job(counted_otherwise), against=job(counted), batches=1)
+    assert trial.is_same, str(trial)
+    trial.drop()
+
+    trial = try_job(tried.checkpoint, job(counted_wrongly), against=job(counted), batches=1)
+    (batch,) = (one for one in trial.result.compared if one.of == "batch 5")
+    assert batch.rows[1]["new"].keys() == {"key", "number", "total", "key_2", "number_2", "n.o"}
+
+
 @pytest.mark.few(1)
 def test_query_that_a_thread_starts_after_the_job_is_tried(tried: Tried) -> None:
     """Catches the query itself started, with its sink, by a thread that outlives the job."""
