@@ -272,7 +272,7 @@ class _Run:
 
     def _newest_load(self) -> Load | None:
         """Return the load of the batch that has ended, None where it was told before."""
-        progress = self._query.lastProgress
+        progress = newest_progress(self._query)
         # Now and then Spark reports that it is idle, with the number of the batch to come.
         if progress is None or "addBatch" not in progress["durationMs"]:
             return None
@@ -326,14 +326,23 @@ class _Run:
         return True
 
 
+def newest_progress(query: StreamingQuery) -> dict[str, Any] | None:
+    """Return the newest progress report of a query as Spark's JSON has it; None before the first.
+
+    PySpark's `lastProgress` tells the offsets in a text that depends on its version.
+    """
+    told = query._jsq.lastProgress()
+    return None if told is None else dict(json.loads(told.json()))
+
+
 def load_of(progress: Mapping[str, Any], now_ms: float) -> Load:
     """Return a query's load, as a progress report of Spark's tells.
 
     Args:
-        progress: `StreamingQuery.lastProgress`.
+        progress: As `newest_progress` returns it; Spark leaves out rates that are no numbers.
         now_ms: When it was seen.
     """
-    rates = [progress[f"{name}RowsPerSecond"] for name in ("input", "processed")]
+    rates = [progress.get(f"{name}RowsPerSecond") for name in ("input", "processed")]
     arriving, processed = (rate if math.isfinite(rate or 0) else None for rate in rates)
     if progress["numInputRows"] and not arriving:
         arriving = None  # of the first batch of a run, of which Spark says 0
@@ -354,7 +363,7 @@ def _waiting(source: Any) -> int | None:
     Others tell nothing, or what does not count rows.
     """
     try:
-        end, latest = (json.loads(source[name]) for name in ("endOffset", "latestOffset"))
+        end, latest = source["endOffset"], source["latestOffset"]
         waiting = 0
         for topic, partitions in latest.items():
             for partition, newest in partitions.items():

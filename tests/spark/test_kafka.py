@@ -22,7 +22,7 @@ import statestore
 from examples.wikipedia_edits.broker import prepare
 from examples.wikipedia_edits.topics import KAFKA
 from statestore import Between, Checkpoint, NoRestart, try_job
-from statestore.api.scaling import load_of
+from statestore.api.scaling import load_of, newest_progress
 from statestore.core.clock import ManualClock
 from statestore.operations.upkeep.query_info import InputRates, QueryInfo
 
@@ -236,8 +236,9 @@ class Topic:
 
 
 def batches_of(handle: Any) -> list[Any]:
-    """Return what a query has told of its batches that read something."""
-    return [progress for progress in handle.recentProgress if progress["numInputRows"]]
+    """Return what a query has told of its batches that read something, as Spark's JSON has it."""
+    told = [json.loads(progress.json()) for progress in handle._jsq.recentProgress()]
+    return [progress for progress in told if progress["numInputRows"]]
 
 
 def rates_of(query: QueryInfo) -> InputRates:
@@ -293,7 +294,7 @@ def test_offsets_rates_and_backlog_of_a_live_query_are_those_of_the_broker(
     handle = topic.start(1000, "1 second")
     try:
         wait_for(lambda: topic.read_by_query(checkpoint.query) == end, "the end of the topic")
-        wait_for(lambda: load_of(handle.lastProgress, 0).backlog == 0, "no backlog")
+        wait_for(lambda: load_of(newest_progress(handle), 0).backlog == 0, "no backlog")
     finally:
         handle.stop()
 

@@ -364,13 +364,13 @@ def test_number_does_not_oscillate(case: str, num_curves: int):
     [
         ([], None),
         ([(None, None)], None),
-        ([('{"logOffset":3}', None)], None),
-        ([("17", "20")], None),
-        ([('{"offset":1,"timestamp":5}', '{"offset":3,"timestamp":9}')], None),
-        ([('{"edits":{"0":5,"1":7}}', '{"edits":{"0":9,"1":7}}')], 4),
-        ([('{"edits":{"0":5}}', '{"edits":{"0":5,"1":7}}')], None),
-        ([('{"a":{"0":5}}', '{"a":{"0":6}}'), ('{"b":{"0":1}}', '{"b":{"0":3}}')], 3),
-        ([('{"a":{"0":5}}', '{"a":{"0":6}}'), (None, None)], 1),
+        ([({"logOffset": 3}, None)], None),
+        ([(17, 20)], None),
+        ([({"offset": 1, "timestamp": 5}, {"offset": 3, "timestamp": 9})], None),
+        ([({"edits": {"0": 5, "1": 7}}, {"edits": {"0": 9, "1": 7}})], 4),
+        ([({"edits": {"0": 5}}, {"edits": {"0": 5, "1": 7}})], None),
+        ([({"a": {"0": 5}}, {"a": {"0": 6}}), ({"b": {"0": 1}}, {"b": {"0": 3}})], 3),
+        ([({"a": {"0": 5}}, {"a": {"0": 6}}), (None, None)], 1),
     ],
 )
 def test_rows_that_wait_are_those_that_a_source_tells(sources: list[Any], backlog: int | None):
@@ -388,6 +388,8 @@ def test_rows_that_wait_are_those_that_a_source_tells(sources: list[Any], backlo
         assert load_of({**progress, "inputRowsPerSecond": unknown}, 1.0).arriving is None
     none = {**progress, "numInputRows": 0, "inputRowsPerSecond": 0.0}
     assert load_of(none, 1.0).arriving == 0.0
+    unknown_rates = {name: told for name, told in progress.items() if "PerSecond" not in name}
+    assert load_of(unknown_rates, 1.0) == Load(1.0, 250, None, 0.0, backlog)
 
 
 def test_between_shows_what_it_was_given():
