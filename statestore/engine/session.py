@@ -303,7 +303,11 @@ class Session:
         with self._flight_lock:
             if self._flight is not None and not self._flight.done():
                 return None
-            self._flight = self._pool.submit(self._fly, head, options, has_cleanup, is_forced)
+            try:
+                self._flight = self._pool.submit(self._fly, head, options, has_cleanup, is_forced)
+            except RuntimeError as error:  # no thread can be started, and the version is durable
+                logger.warning("no snapshot, the next commit tries again: error=%s", error)
+                return None
             return self._flight
 
     def _fly(

@@ -101,6 +101,23 @@ def test_commits_go_on_while_a_snapshot_is_stuck(bench):
     assert bench.io.num_held == 1
 
 
+def test_commit_and_load_stand_where_no_thread_takes_a_snapshot(bench, monkeypatch):
+    """Catches a durable version, or state that was loaded, that is told as a failure."""
+
+    def lack(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(bench.pool, "submit", lack)
+    for _ in range(5):
+        published, _ = bench.commit(force_snapshot=True)
+    loaded = bench.new_session().load(5, None, 1, OPTIONS, None)
+
+    assert published.trailer.version == loaded.head.trailer.version == 5
+    monkeypatch.undo()
+    bench.commit(force_snapshot=True)
+    bench.wait_for_snapshot(6)
+
+
 def test_snapshot_is_written_where_its_directory_was_cleaned_up(tmp_path):
     """Catches a chain that grows for ever: cleaners of /tmp take a directory that is not used."""
     bench = SessionBench(tmp_path)

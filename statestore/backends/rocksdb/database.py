@@ -27,7 +27,7 @@ from rocksdict import Checkpoint, DbClosedError, IngestExternalFileOptions, Rdic
 from statestore.backends.database_rows import all_rows
 from statestore.codec.references import VersionRef
 from statestore.core.errors import StorageError
-from statestore.io.local import is_disk_full, is_out_of_files
+from statestore.io.local import MORE_OPEN_FILES, is_disk_full, is_out_of_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -404,10 +404,10 @@ def _named(error: Exception, action: str, path: str) -> StorageError:
         kind="storage-full" if is_full else "storage",
         directory=path,
         reason=str(error),
-        to_fix="free space on the local disk of the executor (spark.local.dir)"
+        to_fix="free space on the local disk: of an executor spark.local.dir, of a command TMPDIR"
         if is_full
-        else "raise the limit of open files on the executors (ulimit -n, LimitNOFILE), or give "
-        "each fewer state partitions"
+        else MORE_OPEN_FILES
         if is_out_of_files(error)
-        else "let the batch run again; the local database is built anew from the checkpoint",
+        else "let the batch, or the command, run again; the local database is built anew from the "
+        "checkpoint",
     )

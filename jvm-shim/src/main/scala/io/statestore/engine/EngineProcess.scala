@@ -201,7 +201,11 @@ private[engine] object EngineProcess {
     val line =
       try answer.get(StartTimeoutSeconds, TimeUnit.SECONDS)
       catch {
-        case e: TimeoutException => refuse(s"engine was not ready within $StartTimeoutSeconds s", e)
+        case e: TimeoutException =>
+          refuse(
+            s"engine was not ready within $StartTimeoutSeconds s", e,
+            "start the query again; where that does not help, give executors a Python on a " +
+              "local disk, and start fewer of them on one machine")
         case e: ExecutionException => e.getCause match {
           case ended: ProcessEnded if ended.exitCode >= FirstSignalExitCode =>
             throw new EngineKilledAtStartException(
