@@ -38,9 +38,16 @@ _log = logging.getLogger(__name__)
 
 TEMPORARY_PREFIX = ".tmp-"
 _SCHEME = re.compile(r"(s3a?|hdfs|file)(?=:)|[A-Za-z][A-Za-z0-9+.-]*(?=:(/|$))")
+MORE_OPEN_FILES = (
+    "raise the limit of open files (ulimit -n, LimitNOFILE), on the executors where a query told "
+    "it, or give each of them fewer state partitions"
+)
+"""The fix where a process may open no more files."""
 _OPERATION_PREFIX = "statestore-operation-"
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 _TRIES_OF_TREE = 5
+_LOST_AND_FOUND = "lost+found"
+"""A directory of ext4's at the top of a disk, which only root may list; nobody's."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -228,14 +235,18 @@ class LocalFileIO:
         return found
 
     def list_directories(self, directory: str) -> builtins.list[str]:
-        """See TreeFileIO."""
+        """See TreeFileIO; but for `lost+found`."""
         with named_errors("list a directory", directory):
             try:
                 entries = os.scandir(directory)
             except (FileNotFoundError, NotADirectoryError):
                 return []
             with entries:
-                return [entry.name for entry in entries if entry.is_dir()]
+                return [
+                    entry.name
+                    for entry in entries
+                    if entry.is_dir() and entry.name != _LOST_AND_FOUND
+                ]
 
     def delete_tree(self, directory: str, ask: Callable[[], None] = unasked) -> None:
         """See TreeFileIO; a file, or an empty directory, a request."""
@@ -527,7 +538,9 @@ def _raise_named(error: OSError, action: str, path: str, *, creates: bool) -> No
         and not os.path.isdir(os.path.dirname(path))
     ):
         raise missing_directory(path, action, missing=os.path.dirname(path)) from error
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
+    # A directory of that name is no file either, and on object stores has nothing to say.
+    is_other = isinstance(error, IsADirectoryError) and not creates
+    if is_other or isinstance(error, FileNotFoundError | NotADirectoryError):
         missing = error.filename if isinstance(error.filename, str) else path
         raise missing_file(missing, action) from error
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -547,6 +560,10 @@ def _raise_named(error: OSError, action: str, path: str, *, creates: bool) -> No
             reason=reason,
             to_fix="let the user of this process, an executor's or a command's, read and write "
             "this path",
+        ) from error
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        raise StorageError(
+            f"cannot {action}", file=path, reason=reason, to_fix=MORE_OPEN_FILES
         ) from error
     raise StorageError(
         f"cannot {action}",

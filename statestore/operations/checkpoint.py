@@ -62,8 +62,6 @@ _MOST_FOR_A_MESSAGE = 200
 _MOST_NAMED = 10
 _DEEPEST = 6
 _OFFSETS = "offsets"
-LOST_AND_FOUND = "lost+found"
-"""A directory of ext4's at the top of a disk, which only root may list."""
 
 
 @contextmanager
@@ -172,12 +170,11 @@ def find_checkpoints(
 
     def below(at: str) -> list[str]:
         try:
-            names = io.list_directories(f"{path}/{at}".rstrip("/"))
+            return io.list_directories(f"{path}/{at}".rstrip("/"))
         except StorageError as error:
             if not at or error.kind != "permission-denied":
                 raise
             return [_OFFSETS] if with_closed else []
-        return [name for name in names if name != LOST_AND_FOUND]
 
     with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
         for _ in range(_DEEPEST + 1):

@@ -175,11 +175,14 @@ def test_directory_that_may_not_be_listed_is_told_and_stops_nothing(storage, tmp
         assert len(problems) == 1
         assert "[permission-denied]" in problems[0]
         assert "closed" in problems[0]
+    (top := tmp_path / "top" / "lost+found").mkdir(parents=True)
+    assert run("branch", storage / FLOW / "0", top.parent).exit_code == 0
+    assert run("savepoint", top.parent, tmp_path / "of-top").exit_code == 0
     monkeypatch.setattr(os, "scandir", listed)
     kept = tmp_path / "kept"
     assert run("savepoint", storage / FLOW / "0", kept / "one").exit_code == 0
-    for name in ("closed", "lost+found"):
-        (kept / name).mkdir()
+    for name in ("closed", "lost+found", "table/metadata"):
+        (kept / name).mkdir(parents=True)
     opened = builtins.open
 
     def open_file(path, *arguments, **how):

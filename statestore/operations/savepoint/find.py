@@ -13,7 +13,6 @@ from statestore.core.errors import (
     NotFoundError,
     StorageError,
 )
-from statestore.operations.checkpoint import LOST_AND_FOUND
 from statestore.operations.metadata_file import read_branch_origin
 from statestore.operations.savepoint.savepoint import SavepointInfo, read_savepoint
 
@@ -100,5 +99,4 @@ def _directories_in(
     """Yield storage, path and URI of what lies directly in a directory."""
     io, path = directory.open(checkpoint.scratch_directory)
     for child in sorted(io.list_directories(path or "/")):
-        if child != LOST_AND_FOUND:
-            yield io, f"{path}/{child}", f"{directory.uri.rstrip('/')}/{child}"
+        yield io, f"{path}/{child}", f"{directory.uri.rstrip('/')}/{child}"

@@ -160,7 +160,10 @@ class FromSpark(Pass):
             state.progress.add(next_done - done)
             return file
 
-        with TemporaryDirectory(dir=state.work.scratch_directory) as directory:
+        # Where a state partition fails, others still lay rows by while the directory goes.
+        with TemporaryDirectory(
+            dir=state.work.scratch_directory, ignore_cleanup_errors=True
+        ) as directory:
             laid = list(pool.map(lay_by, self.states))
             left = self.own_bytes - sum(given.full_bytes // 2 for given in self.states)
             return list(pool.map(write, range(self.num_partitions)))
