@@ -7,6 +7,7 @@ checks the CRC32C of every block.
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import mmap
 import os
@@ -26,11 +27,12 @@ from statestore.codec.trailer import (
     encode_trailer,
     trailer_length,
 )
-from statestore.core.errors import CorruptionError
+from statestore.core.errors import CorruptionError, StorageError
 from statestore.core.liveness import STEP_BYTES, step
 
-_madvise = ctypes.CDLL(None).madvise
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_POPULATE_READ = 22  # Python has no name for it
 
 
 def append_trailer(path: str, trailer: Trailer) -> bytes:
@@ -71,10 +73,11 @@ class MappedFile:
         path: The file.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: It cannot be opened.
     """
 
     def __init__(self, path: str) -> None:
+        self._path = path
         self.bytes = pa.py_buffer(b"")
         """All of them."""
         if Path(path).stat().st_size:  # else there is nothing to map
@@ -86,21 +89,58 @@ class MappedFile:
         self.size = self.bytes.size
 
     def pieces(self, offset: int, length: int) -> Iterator[pa.Buffer]:
-        """Yield a part, at most `STEP_BYTES` at a time, each a step of progress."""
+        """Yield a part, at most `STEP_BYTES` at a time, each a step of progress.
+
+        Raises:
+            StorageError: The system cannot read it.
+        """
         for start in range(offset, offset + length, STEP_BYTES):
-            yield self.bytes.slice(start, min(STEP_BYTES, offset + length - start))
+            piece = self.bytes.slice(start, min(STEP_BYTES, offset + length - start))
+            self._read_in(piece, start)
+            yield piece
             # Of a mapped file: what is read once more comes from the system's cache.
             _madvise(self.bytes.address, self.size, mmap.MADV_DONTNEED)
             step()
 
     def checksum(self, offset: int, length: int) -> int:
-        """Return the CRC32C of a part."""
+        """Return the CRC32C of a part; errors as `pieces`."""
         return functools.reduce(google_crc32c.extend, self.pieces(offset, length), 0)
+
+    def _read_in(self, piece: pa.Buffer, offset: int) -> None:
+        """Have the system read a piece before its bytes are touched.
+
+        Of a page that cannot be read it tells here; a touch would end the process. It still
+        does where Linux is older than 5.14 and does not know the advice.
+        """
+        before = piece.address % mmap.PAGESIZE
+        start, length = piece.address - before, piece.size + before
+        if _madvise(start, length, _POPULATE_READ) and ctypes.get_errno() == errno.EFAULT:
+            raise StorageError(
+                "a part of a file cannot be read",
+                file=self._path,
+                offset=offset,
+                length=piece.size,
+                to_fix="check the disk of this path, and try again; if the file is damaged or was "
+                "cut short, restore it from a copy",
+            )
 
 
 def map_file(path: str) -> pa.Buffer:
     """Return a file's bytes, mapped; see `MappedFile`."""
     return MappedFile(path).bytes
+
+
+def read_file(path: str) -> pa.Buffer:
+    """Return a file's bytes, mapped, after the system has read them all once.
+
+    Raises:
+        OSError: The file cannot be opened.
+        StorageError: A part of it cannot be read.
+    """
+    file = MappedFile(path)
+    for _ in file.pieces(0, file.size):
+        pass
+    return file.bytes
 
 
 class SealedFile:
@@ -119,17 +159,17 @@ class SealedFile:
 
         Raises:
             CorruptionError, IncompatibleError: As `decode_trailer`.
-            OSError: The file cannot be read.
+            OSError: The file cannot be opened.
+            StorageError: The system cannot read its end.
         """
         self.path = path
         self.name = path if name is None else name
         self._file = MappedFile(path)
         self.size = self._file.size
-        whole = self._file.bytes
-        end = whole.slice(max(self.size - TAIL_BYTES, 0)).to_pybytes()
+        end = self._end(min(TAIL_BYTES, self.size))
         needed = trailer_length(end, self.size, self.name) + END_LENGTH
         if needed > len(end):
-            end = whole.slice(self.size - needed).to_pybytes()
+            end = self._end(needed)
         self.trailer = decode_trailer(end, self.size, self.name)
 
     def verify(self) -> None:
@@ -137,6 +177,7 @@ class SealedFile:
 
         Raises:
             CorruptionError: The CRC32C of a block differs; names file, offset, expected, found.
+            StorageError: The system cannot read a block.
         """
         for block in self.trailer.blocks:
             self._verify_block(block)
@@ -147,9 +188,13 @@ class SealedFile:
         return self._file.bytes.slice(block.offset, block.length)
 
     def block_pieces(self, index: int) -> Iterator[pa.Buffer]:
-        """Yield the bytes of a block, unchecked, as `MappedFile.pieces`."""
+        """Yield the bytes of a block, unchecked; all as `MappedFile.pieces`."""
         block = self.trailer.blocks[index]
         return self._file.pieces(block.offset, block.length)
+
+    def _end(self, length: int) -> bytes:
+        pieces = self._file.pieces(self.size - length, length)
+        return b"".join(piece.to_pybytes() for piece in pieces)
 
     def _verify_block(self, block: Block) -> None:
         found = self._file.checksum(block.offset, block.length)

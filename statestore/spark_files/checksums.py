@@ -12,9 +12,7 @@ from __future__ import annotations
 import struct
 import zlib
 
-import google_crc32c
-
-from statestore.codec.sealed_file import map_file
+from statestore.codec.sealed_file import MappedFile, read_file
 from statestore.core.errors import CorruptionError
 from statestore.core.json_fields import MalformedError, parse_fields
 
@@ -33,11 +31,12 @@ def check_hadoop(local_path: str, checksums: bytes, path: str, name: str) -> Non
 
     Raises:
         CorruptionError: It does not match; or the checksum file is none.
+        StorageError: The system cannot read the file.
     """
-    data = map_file(local_path)
+    data = read_file(local_path)
     magic, step = _HADOOP.unpack(checksums[: _HADOOP.size].ljust(_HADOOP.size, b"\0"))
-    num_sums = -(-data.size // step) if step else -1
-    if magic != _HADOOP_MAGIC or len(checksums) != _HADOOP.size + 4 * num_sums:
+    num_sums = -(-data.size // step) if step else 0
+    if not step or magic != _HADOOP_MAGIC or len(checksums) != _HADOOP.size + 4 * num_sums:
         expected_sums = f"{num_sums} checksums of {step} bytes"
         raise _mismatch(path, name, 0, expected_sums, f"{len(checksums)} bytes")
     view = memoryview(data)
@@ -57,10 +56,10 @@ def check_spark(local_path: str, checksums: bytes, path: str, name: str) -> None
         size = fields.integer("mainFileSize")
     except MalformedError as error:
         raise _mismatch(path, name, 0, "a checksum file", str(error)) from error
-    data = map_file(local_path)
-    found = google_crc32c.value(data)
-    if (data.size, found) != (size, expected):
-        raise _mismatch(path, name, 0, f"{size} bytes, {expected}", f"{data.size} bytes, {found}")
+    file = MappedFile(local_path)
+    found = file.checksum(0, file.size)
+    if (file.size, found) != (size, expected):
+        raise _mismatch(path, name, 0, f"{size} bytes, {expected}", f"{file.size} bytes, {found}")
 
 
 def _mismatch(

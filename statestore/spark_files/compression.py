@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from statestore.codec.sealed_file import map_file
+from statestore.codec.sealed_file import read_file
 from statestore.codec.xxhash32 import xxhash32
 from statestore.core.errors import CorruptionError, IncompatibleError
 
@@ -49,6 +49,7 @@ def decompressed(local_path: str, codec: str, path: str) -> Iterator[bytes]:
     Raises:
         CorruptionError: It is not of the codec, or a block does not match its checksum.
         IncompatibleError: The codec is not one of these.
+        StorageError: The system cannot read the file.
     """
     short = codec.rpartition(".")[2].removesuffix("CompressionCodec").lower()
     read = _READERS.get(short)
@@ -61,7 +62,7 @@ def decompressed(local_path: str, codec: str, path: str) -> Iterator[bytes]:
             to_fix="read the state by Spark's state reader; a query whose state has another codec "
             "begins with a new checkpoint",
         )
-    yield from read(map_file(local_path), path)
+    yield from read(read_file(local_path), path)
 
 
 def _lz4(data: pa.Buffer, path: str) -> Iterator[bytes]:

@@ -1,6 +1,9 @@
 """Damaged files: a named error, or a fallback to older files; never a wrong row."""
 
 import logging
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -151,3 +154,30 @@ def test_missing_delta_in_the_middle_is_a_named_error(checkpoint):
 
     with pytest.raises(NotFoundError, match=r"5\.delta\.arrows"):
         load(root)
+
+
+def test_file_that_cannot_be_read_does_not_end_the_process(tmp_path):
+    """Catches all state partitions of an engine lost, by a signal, for a bad sector of one file."""
+    with at(tmp_path, options=OPTIONS).open_store() as store:
+        batch = store.begin()
+        for number in range(100):
+            batch.put(b"%d" % number, os.urandom(1000))
+        batch.commit()
+    program = (
+        "import os, sys\n"
+        "from statestore.codec.state_file import StateFile\n"
+        "from statestore.core.errors import StorageError\n"
+        "path = sys.argv[1]\n"
+        "file = StateFile(path)\n"
+        "os.truncate(path, 0)\n"
+        "for read in (file.verify, lambda: file.batch(0), lambda: list(file.block_pieces(1))):\n"
+        "    try:\n"
+        "        read()\n"
+        "    except StorageError as error:\n"
+        "        assert error.fields['file'] == path\n"
+        "    else:\n"
+        "        sys.exit('it was read')\n"
+    )
+    path = the_file(tmp_path, "1.delta.arrows")
+
+    subprocess.run([sys.executable, "-c", program, str(path)], check=True, timeout=60)

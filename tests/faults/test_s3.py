@@ -37,6 +37,7 @@ from statestore.core.liveness import Steps, watched
 from statestore.core.options import StateStoreOptions
 from statestore.engine.storages import Storages
 from statestore.io import s3_client, storage
+from statestore.io.fetch_cache import open_fetched
 from statestore.io.s3 import MOST_PARTS, PART_BYTES, S3FileIO, part_bytes_of
 from statestore.io.s3_settings import S3Settings, resolve_s3_path
 from statestore.spark.failures import find_obstacle
@@ -970,6 +971,23 @@ def test_copy_that_is_damaged_is_fetched_again(io, s3_server, bucket, backend):
         s3_server.requests.clear()
         another.snapshot()
     assert s3_server.requests["PUT"] == 1  # which was refused
+
+
+def test_copy_that_cannot_be_read_is_fetched_again(io, s3_server, bucket):
+    """Catches a query that ends at each start on a machine with one bad sector."""
+    path = f"/{bucket}/file"
+    io.write(path, b"rows", sync=True, overwrite=False)
+    Path(io.fetch(path)).unlink()
+    s3_server.requests.clear()
+    errors = [StorageError("a part of a file cannot be read", to_fix="")]
+
+    def read(local_path):
+        if errors:
+            raise errors.pop()
+        return Path(local_path).read_bytes()
+
+    assert open_fetched(lambda: io.fetch(path), read) == b"rows"
+    assert s3_server.requests["GET"] == 2
 
 
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])

@@ -14,6 +14,7 @@ from statestore.codec.xxhash32 import xxhash32
 from statestore.core.errors import CorruptionError, IncompatibleError
 from statestore.io.local import LocalFileIO
 from statestore.spark_files.changes import Changes
+from statestore.spark_files.checksums import check_hadoop
 from statestore.spark_files.compression import decompressed
 from statestore.spark_files.files import StoreFiles
 from statestore.spark_files.records import Ancestor, Records
@@ -252,6 +253,16 @@ def test_schemas_in_chunks_and_in_other_scripts():
     assert read_schemas(text(b"v1") + text(b"k") + text(b"v"), "schema")[0].value_schema == "v"
     with pytest.raises(IncompatibleError):
         read_schemas(text(b"v9") + key + value, "schema")
+
+
+@pytest.mark.parametrize("checksums", [b"crc\0", b"crc\0" + bytes(4), b"crc", b""])
+def test_checksum_file_that_checks_nothing_is_refused(tmp_path, checksums):
+    """Catches an error without a name, or a file that nobody has checked."""
+    path = tmp_path / "1.delta"
+    path.write_bytes(b"rows")
+
+    with pytest.raises(CorruptionError, match=r"checksum_file='1\.crc'"):
+        check_hadoop(str(path), checksums, str(path), "1.crc")
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])

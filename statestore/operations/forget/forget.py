@@ -23,7 +23,7 @@ from statestore.checkpoint.layout import (
     store_directory,
 )
 from statestore.codec.rows import pick
-from statestore.codec.sealed_file import map_file
+from statestore.codec.sealed_file import read_file
 from statestore.core.errors import (
     CorruptionError,
     InvalidArgumentError,
@@ -457,5 +457,5 @@ def _shown(key: bytes) -> str:
 
 def _record(file: StoreFile) -> FileRecord:
     local_path = file.location.io.fetch(file.path)
-    data = map_file(local_path)
+    data = read_file(local_path)
     return FileRecord(file.path, file.info.size, hashlib.sha256(data).hexdigest())

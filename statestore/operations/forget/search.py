@@ -22,7 +22,7 @@ from statestore.checkpoint.trailers import read_trailer
 from statestore.codec.byte_ranges import unpack
 from statestore.codec.key_bytes import decode_keys
 from statestore.codec.rows import from_numpy, rows_by_family
-from statestore.codec.sealed_file import map_file
+from statestore.codec.sealed_file import read_file
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 from statestore.core.text import Shown, format_bytes, format_count
 from statestore.operations.forget.elsewhere import Elsewhere
@@ -293,7 +293,7 @@ class _Search:
         num_files = num_bytes = 0
         for io, path in files_of(checkpoint):
             local_path = io.fetch(path)
-            data = memoryview(map_file(local_path))
+            data = memoryview(read_file(local_path))
             num_files += 1
             num_bytes += len(data)
             file = files.pop(path, None)
