@@ -6,7 +6,6 @@ HADOOP_CONF_DIR and of spark-defaults.conf (`spark.hadoop.*`), and the jars name
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import shlex
@@ -16,10 +15,10 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from statestore.core.errors import NotFoundError, StorageError
 from statestore.io.hadoop import HadoopSilenceError
@@ -49,6 +48,7 @@ _READY = b"READY "
 _POLL_S = 0.02
 _ENDING_S = 0.5
 _END_TIMEOUT_S = 10.0
+_NUM_KEPT = 4
 _NUM_LINES = 5
 _MOST_LOG_BYTES = 1 << 20
 
@@ -56,8 +56,8 @@ _MOST_LOG_BYTES = 1 << 20
 class HadoopProcess:
     """HadoopFiles of a JVM of its own, which is started by the first request. Thread-safe.
 
-    It ends with `close`, and with this process, however that ends. A process that is forked starts
-    another.
+    It ends with `close`, when nothing has this object any more, and with this process, however that
+    ends. A process that is forked starts another.
 
     Args:
         conf: Spark configuration that spark-defaults.conf does not have: `spark.hadoop.*`, which
@@ -80,8 +80,7 @@ class HadoopProcess:
         """
         with self._lock:
             if self._jvm is None:
-                self._jvm = _Jvm(self._conf)
-                atexit.register(self.close)
+                self._jvm = _Jvm(self._conf, self)
             jvm = self._jvm
         try:
             return jvm.files.ask(op, **arguments)
@@ -104,7 +103,6 @@ class HadoopProcess:
         with self._lock:
             jvm, self._jvm = self._jvm, None
         if jvm is not None:
-            atexit.unregister(self.close)
             jvm.end()
 
     def forget_inherited(self) -> None:
@@ -116,9 +114,12 @@ class HadoopProcess:
 
 
 class _Jvm:
-    """A running JVM; `files` asks it. Its output goes to a file without a name."""
+    """A running JVM; `files` asks it. Its output goes to a file without a name.
 
-    def __init__(self, conf: Mapping[str, str]) -> None:
+    It ends when its owner is gone.
+    """
+
+    def __init__(self, conf: Mapping[str, str], owner: HadoopProcess) -> None:
         hadoop = {key: value for key, value in conf.items() if key.startswith(_HADOOP)}
         command = [str(find_spark_submit()), "--master", "local[1]", "--deploy-mode", "client"]
         for key in conf.keys() - hadoop.keys():
@@ -138,6 +139,7 @@ class _Jvm:
         )
         self.last_words = ""
         self.files = ShimFiles()
+        self._end_with_owner = finalize(owner, self.end)
         try:
             self.files = self._handshake(hadoop)
         except BaseException:
@@ -166,6 +168,7 @@ class _Jvm:
 
     def release(self) -> None:
         """Close the connections to it; it ends when every process has."""
+        self._end_with_owner.detach()
         self._close_pipe()
         self.files.close()
         self._log.close()
@@ -242,13 +245,13 @@ def hadoop_files() -> HadoopFiles:
 def shared_process(conf: Mapping[str, str] | None = None) -> HadoopProcess:
     """Return the process of a configuration, and of the environment's settings as they are now.
 
-    Each is one for this process, and ends with it.
+    The last few are kept. Another one ends when nothing has it any more.
     """
     settings = tuple(os.environ.get(name) for name in _SETTINGS)
     return _shared_process(frozenset((conf or {}).items()), settings)
 
 
-@cache
+@lru_cache(_NUM_KEPT)
 def _shared_process(
     conf: frozenset[tuple[str, str]], _settings: tuple[str | None, ...]
 ) -> HadoopProcess:

@@ -22,7 +22,7 @@ from statestore.core.errors import (
 )
 from statestore.io.fetch_cache import FetchCache
 from statestore.io.hadoop import HadoopFileIO
-from statestore.io.hadoop_process import MAIN_CLASS, HadoopProcess, use
+from statestore.io.hadoop_process import MAIN_CLASS, HadoopProcess, shared_process, use
 from statestore.io.shim_jar import JAR_VARIABLE
 from statestore.io.storage import is_within
 from tests.checkpoints import write_checkpoint
@@ -284,6 +284,55 @@ def test_new_directory_is_reached_by_the_options_of_its_object(tmp_path, mounted
             savepoint.restore(there(Checkpoint, "never", **{"spark.hadoop.secret": "another"}))
         assert SECRET not in str(raised.value)
     assert not (tmp_path / "folder" / "never").exists()
+
+
+STAND_IN = f"""#!{sys.executable}
+import json, socket, sys, threading
+
+def serve():
+    stream = server.accept()[0].makefile("rwb")
+    stream.readline()
+    while stream.readline():
+        stream.write(b'{{"ok": {{}}}}\\n')
+        stream.flush()
+
+sys.stdin.readline()
+server = socket.create_server(("127.0.0.1", 0))
+threading.Thread(target=serve, daemon=True).start()
+print("READY", json.dumps({{"port": server.getsockname()[1], "token": ""}}), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_program_of_many_configurations_keeps_few_processes(tmp_path, monkeypatch):
+    """Catches a service that fills its machine with JVMs, one for each token of a user's."""
+    mark = uuid.uuid4().hex
+    submit = tmp_path / "bin" / "spark-submit"
+    submit.parent.mkdir()
+    submit.write_text(STAND_IN)
+    submit.chmod(0o700)
+    monkeypatch.setenv("STATESTORE_TEST_MARK", mark)
+    (tmp_path / "empty.jar").touch()
+    monkeypatch.setenv(JAR_VARIABLE, str(tmp_path / "empty.jar"))
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    in_use = shared_process({"spark.hadoop.k": "in use"})
+    in_use.ask("list")
+    of_use = processes(mark).keys()
+
+    for number in range(20):
+        shared_process({"spark.hadoop.k": str(number)}).ask("list")
+        assert len(processes(mark)) <= 5
+    in_use.ask("list")
+    assert of_use < processes(mark).keys()
+    newest = processes(mark)
+    shared_process({"spark.hadoop.k": "19"}).ask("list")
+    assert processes(mark) == newest
+
+    del in_use
+    assert processes(mark).keys() == newest.keys() - of_use
+    for number in range(16, 20):
+        shared_process({"spark.hadoop.k": str(number)}).close()
+    assert processes(mark) == {}
 
 
 def test_process_ends_with_the_one_that_started_it(tmp_path, mounted, monkeypatch):
