@@ -245,7 +245,7 @@ class LocalFileIO:
                 return [
                     entry.name
                     for entry in entries
-                    if entry.is_dir() and entry.name != _LOST_AND_FOUND
+                    if _is_directory(entry) and entry.name != _LOST_AND_FOUND
                 ]
 
     def delete_tree(self, directory: str, ask: Callable[[], None] = unasked) -> None:
@@ -352,6 +352,15 @@ def _status(path: str) -> os.stat_result:
             if path in ("", "/"):
                 raise
             path = os.path.dirname(path)
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return False  # a link that leads nowhere
 
 
 def _move(source: str, path: str, *, overwrite: bool) -> None:

@@ -230,12 +230,11 @@ def test_link_to_a_file_is_listed_as_what_it_leads_to(tmp_path):
     log.mkdir()
     (log / "0").symlink_to(tmp_path / "elsewhere")
     (log / "1").symlink_to(tmp_path / "gone")
+    (log / "2").symlink_to(log / "2")
     io = LocalFileIO()
 
     for listed in (io.list(str(log)), io.list_tree(str(log))):
         assert [(info.name, info.size) for info in listed] == [("0", 5)]
-    (log / "2").symlink_to(log / "2")
-    assert [info.name for info in io.list(str(log))] == ["0"]
     io.link(f"{log}/0", f"{tmp_path}/linked", sync=False)
     io.delete(f"{log}/0")
     (tmp_path / "elsewhere").unlink()
