@@ -57,6 +57,8 @@ def test_fault_at_every_step_leaves_a_certificate_of_what_was_begun(tmp_path):
         state = {name for name in listing(copy) if name.endswith(".arrows")}
         assert before - state <= paths_in(document["removed"], copy)
         assert state == paths_in(document["written"], copy)
+        assert document["version"] not in document["versions_removed"]
+        assert not state & paths_in(document["removed"], copy)
     # The lease is taken before the certificate, and dropped behind it.
     assert {None, "begun"} <= statuses
 

@@ -328,6 +328,66 @@ def test_bytes_that_are_in_every_file_can_be_forgotten(tmp_path: Path, key: byte
     assert done.is_forgotten, done.describe()
 
 
+def test_words_of_a_state_file_are_no_key(tmp_path: Path) -> None:
+    """Catches a user who is never certified, for a name that begins as that of a column does."""
+    root = write_checkpoint(
+        tmp_path / "query",
+        [{"default": {("coun",): (1,), ("else",): (2,)}}],
+        families=(family({"user": "string"}, {"count": "long"}),),
+    )
+    checkpoint = Checkpoint(root)
+    keys = pa.table({"key.user": ["coun"]})
+
+    done = checkpoint.forget(keys=keys).certificate
+
+    assert done.search is not None
+    assert done.search.outcomes[0].verdict == "forgotten", done.describe()
+    assert done.search.outcomes[0].hits == ()
+    # Of a file that cannot be read its bytes tell what they can.
+    with_row = [
+        file
+        for file in Path(root).rglob("*.delta.arrows")
+        if unsafe_row("else") in file.read_bytes()
+    ]
+    for file in with_row:
+        file.write_bytes(file.read_bytes()[:-1])
+    for key, certainty, verdict in (
+        ("coun", "maybe", "not searched"),
+        ("else", "found", "found"),
+        ("nobody", None, "not searched"),
+    ):
+        found = checkpoint.search_keys(pa.table({"key.user": [key]})).outcomes[0]
+        hits = {(Path(hit.file), hit.path, hit.certainty) for hit in found.hits}
+        assert hits == {(file, "bytes", certainty) for file in with_row if certainty}
+        assert found.verdict == verdict
+
+
+def test_the_history_keeps_few_of_many_hits(tmp_path: Path) -> None:
+    """Catches a history of megabytes, which each operation reads and writes, for a common value."""
+    made = make(tmp_path)
+    log = tmp_path / "query" / "sources" / "0"
+    log.mkdir(parents=True, exist_ok=True)
+    unknown = tmp_path / "query" / "moved"
+    unknown.mkdir()
+    for number in range(1, 31):
+        (log / f"1{number}").write_text(f'v1\n{{"path":"file:/in/{KEYS[3]}/{number}"}}')
+        (unknown / f"{number}.delta.arrows").write_bytes(b"")
+
+    done = Checkpoint(made.path).forget(f"k = {KEYS[3]}").certificate
+
+    assert done.search is not None
+    (entry,) = Checkpoint(made.path).history()
+    for kept, outcome in zip(
+        entry.result["certificate"]["search"]["outcomes"], done.search.outcomes, strict=True
+    ):
+        assert kept["num_hits"] == len(outcome.hits)
+        assert [hit["file"] for hit in kept["hits"]] == [hit.file for hit in outcome.hits[:20]]
+        assert kept["num_reasons"] == len(outcome.reasons)
+        assert kept["reasons"] == [*outcome.reasons[:20]]
+    of_spark = done.search.outcomes[-1]
+    assert (len(of_spark.hits), len(of_spark.reasons)) == (30, 30)
+
+
 def test_what_cannot_be_read_is_told_as_not_searched(tmp_path: Path) -> None:
     """Catches all is well said of an operator whose file is damaged."""
     made = make(tmp_path)

@@ -13,10 +13,11 @@ import pytest
 
 from statestore import Checkpoint
 from statestore.codec.column_family import ColumnFamily
+from statestore.codec.key_bytes import key_type
 from statestore.operations.forget.search import KeySearch
 from statestore.testing.checkpoints import MadeCheckpoint
 
-from .test_forget_random import TypedStore, field, schema
+from .test_forget_random import KINDS, TypedStore, field, schema
 
 ANN, BOB = "ann@example.org", "bob@example.org"
 WINDOW = {"type": "struct", "fields": [field("start", "timestamp"), field("end", "timestamp")]}
@@ -249,3 +250,28 @@ def test_columns_of_one_type_that_changed_places_are_not_renamed(tmp_path: Path)
     assert (5, 7) not in left
     assert (7, 5) not in left
     assert done.certificate.is_forgotten
+
+
+@pytest.mark.parametrize(
+    ("kind", "of_ann", "of_bob"),
+    [
+        (KINDS["array"][0], [ANN, "shared"], [BOB, "shared"]),
+        (
+            {"type": "map", "keyType": "string", "valueType": "string", "valueContainsNull": True},
+            [("team", "shared"), ("who", ANN)],
+            [("team", "shared"), ("who", BOB)],
+        ),
+    ],
+)
+def test_a_part_of_an_array_or_a_map_is_no_key(
+    tmp_path: Path, kind: Any, of_ann: Any, of_bob: Any
+) -> None:
+    """Catches a key that is never certified, since the key of another one has an element of it."""
+    store = store_of((("tags", kind),), [(of_ann,), (of_bob,)])
+    checkpoint = make(tmp_path, store)
+    arrow = key_type(store.family).types[0].arrow
+
+    done = checkpoint.forget(keys=pa.table({"key.tags": pa.array([of_ann], arrow)})).certificate
+
+    assert done.num_rows == 1
+    assert told(done.search, 0) == ("forgotten", {("bytes", "maybe")})

@@ -84,6 +84,16 @@ def of(name: str, *values: Any, kind: Any = None) -> Any:
         (pa.array([20240131]), of("day", date(2024, 1, 31)), []),
         (pa.array(["1_234_567"]), of("sum", 1234567.0), []),
         (pa.array(["infinity"]), of("sum", float("inf")), []),
+        # Of all the digits of which no memory is large enough.
+        *(
+            (pa.array([text]), of("sum", Decimal("1.5"), kind=pa.decimal128(20, 4)), [])
+            for text in ("7e12345678901234", "7e-12345678901234")
+        ),
+        (
+            pa.array([f"12345678.{50:0<99}"]),
+            of("sum", Decimal("12345678.5"), kind=pa.decimal128(20, 4)),
+            [("value.sum", "found")],
+        ),
         # Which Arrow writes with an exponent.
         *(
             (

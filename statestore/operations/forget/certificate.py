@@ -207,13 +207,15 @@ class Certificate:
         return json.dumps(self.fields(), indent=2) + "\n"
 
     def brief(self) -> dict[str, Any]:
-        """Return the document with the numbers of files in place of their lists.
+        """Return the document with numbers of files in place of their lists, and the first hits.
 
         `sha256` is that of the whole document: by it a certificate is known again.
         """
         found = self.fields()
         numbers = {f"num_{name}": len(found.pop(name)) for name in ("written", "removed")}
-        return {**found, **numbers, "sha256": hashlib.sha256(self.to_json().encode()).hexdigest()}
+        search = self.search and self.search.brief()
+        sha256 = hashlib.sha256(self.to_json().encode()).hexdigest()
+        return {**found, **numbers, "search": search, "sha256": sha256}
 
     def describe(self) -> str:
         """Return it in words."""

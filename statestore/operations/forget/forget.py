@@ -268,7 +268,7 @@ class Forgetting:
         }
         # Listed before the commit: what a query writes that starts later is not among them.
         listed = self._files()
-        written = tuple(_record(file) for file in listed if file.path in own)
+        certificate = _with_written(certificate, [file for file in listed if file.path in own])
         batch = self.batch
         version = batch.batch + 1
         # First: a call that goes on cannot tell them from those of a query that has run since.
@@ -276,13 +276,13 @@ class Forgetting:
         step.commit(batch.batch, "forget", made, is_begun=batch.is_begun)
         before = [file for file in listed if _is_up_to(file.info.name, version)]
         self._delete_rest([file for file in before if file.path not in own], version)
-        return replace(certificate, written=written)
+        return certificate
 
     def _finished(self, certificate: Certificate) -> Certificate:
         """Delete what an earlier call has left of the files before its version."""
         files, made = self._left_of(certificate.version)
         self._delete_rest(files, certificate.version)
-        return replace(certificate, written=tuple(map(_record, made)))
+        return _with_written(certificate, made)
 
     def _left_of(self, version: int) -> tuple[list[StoreFile], list[StoreFile]]:
         """Return what an earlier call that made a version is yet to delete, and the version."""
@@ -316,6 +316,7 @@ class Forgetting:
             )
         elif self.num_rows:
             begun = replace(begun, **counts)
+        version = self.batch.batch + 1 if self.found else begun.version
         return Certificate(
             status="begun",
             checkpoint=self.checkpoint.uri,
@@ -326,8 +327,8 @@ class Forgetting:
             num_rows_before=begun.num_rows_before,
             num_rows_of_files=begun.num_rows_of_files,
             fingerprints=begun.fingerprints,
-            version=self.batch.batch + 1 if self.found else begun.version,
-            versions_removed=_versions(begun.removed),
+            version=version,
+            versions_removed=_versions(begun.removed, version),
             written=(),
             removed=begun.removed,
             search=None,
@@ -339,7 +340,8 @@ class Forgetting:
         records = {record.path: record for record in certificate.removed}
         records |= {file.path: _record(file) for file in files if file.is_state}
         removed = tuple(records.values())
-        return replace(certificate, removed=removed, versions_removed=_versions(removed))
+        versions = _versions(removed, certificate.version)
+        return replace(certificate, removed=removed, versions_removed=versions)
 
     def _is_own(self, store: StoreName) -> bool:
         return store.operator == self.operator
@@ -444,9 +446,18 @@ def _order(file: StoreFile) -> tuple[bool, int, str]:
     return parse_rescale_ref_name(file.info.name) is not None, _version_of(file), file.path
 
 
-def _versions(removed: tuple[FileRecord, ...]) -> tuple[int, ...]:
+def _with_written(certificate: Certificate, files: list[StoreFile]) -> Certificate:
+    """Return it with the files that were made; one that stood in their place is not removed."""
+    written = tuple(map(_record, files))
+    paths = {record.path for record in written}
+    removed = tuple(record for record in certificate.removed if record.path not in paths)
+    return replace(certificate, written=written, removed=removed)
+
+
+def _versions(removed: tuple[FileRecord, ...], made: int) -> tuple[int, ...]:
+    """Return the versions of removed files, without one that is made anew."""
     names = (parse_state_file_name(one.path.rpartition("/")[2]) for one in removed)
-    return tuple(sorted({name.version for name in names if name is not None}))
+    return tuple(sorted({name.version for name in names if name is not None} - {made}))
 
 
 def _shown(key: bytes) -> str:

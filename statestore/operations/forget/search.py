@@ -1,8 +1,8 @@
 """The search for keys in every file of a checkpoint, and what it found of each operator.
 
 Three ways, since none finds all: rows of state files are decoded, whatever compresses them, deleted
-ones too, and their columns compared; bytes of rows and files are searched as they are; and Spark's
-own files are searched as text.
+ones too, and their columns compared; their bytes are searched as they are, and those of a file that
+cannot be read; and Spark's own files are searched as text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from statestore.operations.forget.files import (
     rows_of_file,
 )
 from statestore.operations.forget.needles import MIN_BYTES, Needles, ShortNeedles
-from statestore.operations.forget.values import Certainty, ValueSearch, key_columns
+from statestore.operations.forget.values import Certainty, ValueSearch, is_within, key_columns
 from statestore.operations.forget.wanted import grouping_family, grouping_paths
 from statestore.operations.reading.read import decode_by_key
 from statestore.operations.result import no_progress
@@ -166,6 +166,15 @@ class KeySearch(Shown):
         """Return the attributes by name, for JSON and for a certificate."""
         found = asdict(self)
         del found["certificate_is_of_keys"]
+        return found
+
+    def brief(self) -> dict[str, Any]:
+        """Return the same with the first hits and reasons of each outcome, and their numbers."""
+        found = self.fields()
+        for outcome in found["outcomes"]:
+            for name in ("hits", "reasons"):
+                every = outcome[name]
+                outcome |= {name: every[:_MOST_LINES], f"num_{name}": len(every)}
         return found
 
 
@@ -332,16 +341,18 @@ class _Search:
     def _search_rows(
         self, file: StoreFile, local_path: str, data: memoryview, found: _Found
     ) -> None:
-        """Search the rows of a state file, then its bytes, where rows do not tell already."""
+        """Search the rows of a state file; its own bytes where they cannot all be read.
+
+        Those of a whole file say no more: beside the rows they have words of their own, such as the
+        names of columns, and compressed ones have any four bytes by chance.
+        """
         own: dict[Hit, None] = {}
         try:
             for trailer, batch in rows_of_file(self._checkpoint, file.path, local_path):
                 self._search_batch(file, trailer, batch, own, found)
         except (CorruptionError, IncompatibleError, NotFoundError) as error:
             found.reasons[f"{error.problem}: {file.path}"] = None
-        is_found = any(hit.certainty == "found" for hit in own)
-        if not is_found and (self._rows.is_in(data) or (not own and self._texts.is_in(data))):
-            own[Hit(file.path, "bytes", "found")] = None
+            self._search_bytes(file, data, own)
         found.hits |= own
 
     def _search_batch(
@@ -367,12 +378,16 @@ class _Search:
         for column in (batch.column(3), batch.column(4)):
             held = _bytes_of(column)
             self._num_row_bytes += len(held)
-            if any(hit.certainty == "found" for hit in own):
-                continue  # a column tells more than bytes do
-            if self._rows.is_in(held):
-                own[Hit(file.path, "bytes", "found")] = None
-            elif self._texts.is_in(held):
-                own[Hit(file.path, "bytes", "maybe")] = None
+            self._search_bytes(file, held, own)
+
+    def _search_bytes(self, file: StoreFile, data: memoryview, own: dict[Hit, None]) -> None:
+        """Search bytes for keys as they are stored, and for texts, which may be part of others."""
+        if any(hit.certainty == "found" for hit in own):
+            return  # a column tells more than bytes do
+        if self._rows.is_in(data):
+            own[Hit(file.path, "bytes", "found")] = None
+        elif self._texts.is_in(data):
+            own[Hit(file.path, "bytes", "maybe")] = None
 
     def _in_columns(
         self, batch: pa.RecordBatch, store: StoreName, family: ColumnFamily
@@ -391,7 +406,7 @@ class _Search:
         keys = decode_keys(batch.column(3), family)
         skipped = () if alone else paths
         for path, certainty in self._values_in(keys, "key", skipped, is_other=is_other):
-            is_doubtful = alone == "maybe" and any(f"{path}.".startswith(one) for one in paths)
+            is_doubtful = alone == "maybe" and is_within(path, paths)
             yield path, "maybe" if is_doubtful else certainty
         has_value = np.flatnonzero(~unpack(batch.column(4).is_null()))
         stored = batch.column(4).take(from_numpy(has_value, pa.int64()))

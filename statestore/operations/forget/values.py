@@ -32,6 +32,8 @@ MIN_DIGITS = 7
 """Of a number that tells enough to be looked for in columns of any name."""
 MIN_DIGITS_OF_WORD = 3
 """Of a number that is looked for as a word of a log; shorter ones are in every log."""
+_MOST_DIGITS = 76
+"""Of a decimal, before its point or behind it."""
 _NAMELESS = re.compile(r"field[0-9]+|_[0-9]+|key|value|element|userkey|groupingkey")
 """Names that Spark gives to columns of keys, whatever they were called."""
 _FLOAT = re.compile(r"-?([0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?|inf)")
@@ -135,6 +137,11 @@ def leaves(column: Any, path: str) -> Iterator[tuple[str, pa.Array[Any]]]:
         yield from leaves(column.flatten(), f"{path}[]")
     else:
         yield path, column
+
+
+def is_within(path: str, columns: Iterable[str]) -> bool:
+    """Tell whether a path that `leaves` yields is one of these columns, or is in one."""
+    return any(path.startswith(one) and path[len(one) :][:1] in {"", *".[{"} for one in columns)
 
 
 def _name(path: str) -> str:
@@ -251,7 +258,10 @@ def _micros(text: str) -> int | None:
 def _as_arrow_writes(text: bytes, kind: Any) -> bytes | None:
     """Return the text that a number has in a column of decimals, None where none of them is it."""
     try:
-        number = Decimal(_decimal_text(Decimal(text.decode())).decode())
+        number = Decimal(text.decode())
+        if abs(number.adjusted()) > _MOST_DIGITS:
+            return None  # all of its digits may be more than the memory holds
+        number = Decimal(_decimal_text(number).decode())
         written = pa.array([number], kind).cast(pa.string())[0].as_py()
     except (ArithmeticError, ValueError):
         return None
@@ -291,12 +301,12 @@ class ValueSearch:
         Args:
             column: Decoded keys or values.
             path: `key` or `value`.
-            skipped: Columns whose path begins so are compared as a whole by somebody else.
+            skipped: Paths of columns that are compared as a whole by somebody else.
             is_other: Whether these are keys of another operator, whose columns may have lost their
                 names.
         """
         for at, part in leaves(column, path):
-            if any(f"{at}.".startswith(one) for one in skipped):
+            if is_within(at, skipped):
                 continue
             sure, equal = self._values(_name(at), is_other)
             if sure.is_in(part):

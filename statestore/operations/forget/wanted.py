@@ -206,17 +206,17 @@ def grouping_family(store: str, family: ColumnFamily) -> ColumnFamily | None:
 
 
 def grouping_paths(store: str, family: ColumnFamily) -> list[str]:
-    """Return the paths of the columns of the grouping key in a key, each with a dot behind it.
+    """Return the paths of the columns of the grouping key in a key.
 
     Raises:
         IncompatibleError: As `key_type`.
     """
     paths = []
     for ordinals in partition_key_columns(store, family):
-        kind, path = key_type(family), "key."
+        kind, path = key_type(family), "key"
         for ordinal in ordinals:
             struct: Any = kind.arrow
-            path += f"{struct.names[ordinal]}."
+            path += f".{struct.names[ordinal]}"
             kind = kind.types[ordinal]
         paths.append(path)
     return paths
