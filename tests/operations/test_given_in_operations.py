@@ -692,3 +692,24 @@ def test_type_that_cannot_be_read_hides_no_other_rows(tmp_path: Path, side: str)
     assert compared["state default"].is_same
     assert not compared["state default"].why
     assert "cannot be read" in compared["state new"].why
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "json"])
+def test_keys_go_whatever_the_type_of_their_values(tmp_path: Path, form: str) -> None:
+    """Catches rows that nobody can delete, as a release of Spark has a new type for their value."""
+    of = family({"user": "string"}, {"at": "time(9)"})
+    checkpoint = Checkpoint(make(tmp_path, of, {("x",): (1,), ("y",): (2,)}))
+    keys = tmp_path / f"keys.{form}"
+    if form == "csv":
+        keys.write_text("key.user\nx\n")
+    if form == "json":
+        keys.write_text('{"key": {"user": "x"}}\n')
+    delete = pa.table({"key.user": ["x"]}) if form == "table" else keys
+
+    done = checkpoint.edit(delete=delete)
+
+    assert "1 row of 2 deleted" in str(done)
+    with pytest.raises(NotFoundError, match="keys-not-found"):
+        checkpoint.edit(delete=delete)
+    with pytest.raises(InvalidArgumentError, match="only keys are expected"):
+        checkpoint.edit(delete=pa.table({"key.user": ["y"], "value.at": [2]}))

@@ -308,6 +308,14 @@ def test_csv_of_any_rows_is_read_back(tmp_path: Path) -> None:
     assert keys(tmp_path / "k.csv", "string") == texts
 
 
+def test_a_row_of_csv_may_be_long(tmp_path: Path) -> None:
+    """Catches rows that `read --to` wrote and no edit takes: of more than Arrow reads at once."""
+    texts = ["a", "b" * (5 << 20), "c"]
+    csv.write_csv(pa.table({"key.k": texts}), tmp_path / "k.csv")
+
+    assert keys(tmp_path / "k.csv", "string") == texts
+
+
 @given(st.text('",\n\rab', max_size=12))
 @example('"' + "a" * 200_000 + '"')
 def test_csv_has_the_rows_that_another_reader_finds(text: str) -> None:

@@ -94,8 +94,7 @@ class FamilyColumns:
             table: As `encode` takes them.
             sides: `key`, and `value` where it is given.
         """
-        kinds = {"key": key_type(self.family), "value": value_type(self.family)}
-        schema = pa.schema([(side, kinds[side].arrow) for side in sides])
+        schema = pa.schema([(side, self._type(side).arrow) for side in sides])
         # Each in one piece, so that an error tells the row of the table.
         batches = table.combine_chunks().to_batches()
         made = [
@@ -121,7 +120,7 @@ class FamilyColumns:
 
     def _side(self, batch: pa.RecordBatch, side: str) -> pa.Array[Any]:
         """Return the keys or the values as the column family has them."""
-        kind = key_type(self.family) if side == "key" else value_type(self.family)
+        kind = self._type(side)
         found = _assembled(_fields(batch, side), kind)
         struct: Any = kind.arrow
         names = struct.names
@@ -146,6 +145,9 @@ class FamilyColumns:
         refuse_nulls(children, kind, side)
         made = pa.Array.from_buffers(kind.arrow, batch.num_rows, [None], children=children)
         return normalized(made, kind, self.key_form) if side == "key" else made
+
+    def _type(self, side: str) -> SparkType:
+        return key_type(self.family) if side == "key" else value_type(self.family)
 
 
 def _is_void(kind: SparkType) -> bool:

@@ -158,10 +158,14 @@ def read_given(
     Raises:
         InvalidArgumentError: It is no such data or file; the columns are not those of the column
             family; or a value is not of its type, or not without a loss.
+        IncompatibleError: A type of what is given cannot be read.
     """
     if isinstance(given, Path):
         given = RowsFile(given)
-    table = given.read(family) if isinstance(given, RowsFile) else as_reader(given).read_all()
+    if isinstance(given, RowsFile):
+        table = given.read(family, has_values=has_values)
+    else:
+        table = as_reader(given).read_all()
     decide_family(family, table.schema, change_schema=False, has_values=has_values)
     sides = SIDES if has_values else SIDES[:1]
     return FamilyColumns(store, family, key_form).typed(table, sides)

@@ -59,17 +59,21 @@ class RowsFile:
         with _named_errors(path):
             self._data = path.read_bytes()
 
-    def read(self, family: ColumnFamily) -> pa.Table:
-        """Read rows of a column family, or keys alone.
+    def read(self, family: ColumnFamily, *, has_values: bool = True) -> pa.Table:
+        """Read rows of a column family, or keys alone, whatever its values are.
 
         Args:
             family: Whose types text is read by; Parquet and Arrow have their own.
+            has_values: Whether values are given beside keys.
 
         Raises:
             InvalidArgumentError: The file is not of its form; or a value is not of its column's
                 type: names file, row or line, column and value.
+            IncompatibleError: As `key_type`.
         """
-        kinds = {"key": key_type(family), "value": value_type(family)}
+        kinds = {"key": key_type(family)}
+        if has_values:
+            kinds["value"] = value_type(family)
         with _named_errors(self.path):
             return _READERS[self.form](self._data, self.path, kinds)
 
@@ -192,8 +196,10 @@ def _read_csv(data: bytes, path: Path, kinds: dict[str, SparkType]) -> pa.Table:
     import pyarrow.csv as csv
 
     empty_line = _first_empty_line(data, path)
+    # Arrow refuses a row that is longer than a block, which cannot be of 2 GiB.
+    blocks = csv.ReadOptions(block_size=min(max(len(data), 1 << 20), 1 << 30))
     parsed = csv.ParseOptions(newlines_in_values=True)
-    with csv.open_csv(io.BytesIO(data), parse_options=parsed) as file:
+    with csv.open_csv(io.BytesIO(data), blocks, parse_options=parsed) as file:
         names = file.schema.names
     if len(names) == 1 and empty_line is not None:
         raise InvalidArgumentError(
@@ -208,7 +214,7 @@ def _read_csv(data: bytes, path: Path, kinds: dict[str, SparkType]) -> pa.Table:
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
     )
-    table = csv.read_csv(io.BytesIO(data), parse_options=parsed, convert_options=as_text)
+    table = csv.read_csv(io.BytesIO(data), blocks, parsed, as_text)
     columns = []
     for name, column in zip(names, table.columns, strict=True):
         kind = _type_at(name, kinds)
