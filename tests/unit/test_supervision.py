@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -552,6 +553,17 @@ def test_query_that_was_stopped_is_not_started_again_when_its_sink_complains():
     assert raised.value.fields["obstacle"] == "stopped"
 
 
+PROGRESS = {
+    "batchId": 2,
+    "batchDuration": 10,
+    "durationMs": {"addBatch": 10},
+    "numInputRows": 1,
+    "inputRowsPerSecond": 1.0,
+    "processedRowsPerSecond": 1.0,
+    "sources": [],
+}
+
+
 class ScaledQuery(RunningQuery):
     """A query whose number of state partitions its scaling changes after its first batch.
 
@@ -560,15 +572,6 @@ class ScaledQuery(RunningQuery):
     """
 
     status = {"isTriggerActive": False}  # noqa: RUF012
-    lastProgress = {  # noqa: N815, RUF012
-        "batchId": 2,
-        "batchDuration": 10,
-        "durationMs": {"addBatch": 10},
-        "numInputRows": 1,
-        "inputRowsPerSecond": 1.0,
-        "processedRowsPerSecond": 1.0,
-        "sources": [],
-    }
 
     def __init__(self, error: Exception | None = None) -> None:
         super().__init__()
@@ -581,6 +584,7 @@ class ScaledQuery(RunningQuery):
         conf = SimpleNamespace(get=lambda _, default: default)
         self._jsq = SimpleNamespace(
             streamingQuery=lambda: SimpleNamespace(trigger=lambda: trigger),
+            lastProgress=lambda: SimpleNamespace(json=lambda: json.dumps(PROGRESS)),
             sparkSession=lambda: SimpleNamespace(conf=lambda: conf),
         )
 

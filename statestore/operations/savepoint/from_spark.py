@@ -161,9 +161,8 @@ class FromSpark(Pass):
             return file
 
         # Where a state partition fails, others still lay rows by while the directory goes.
-        with TemporaryDirectory(
-            dir=state.work.scratch_directory, ignore_cleanup_errors=True
-        ) as directory:
+        scratch = state.work.scratch_directory
+        with TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True) as directory:
             laid = list(pool.map(lay_by, self.states))
             left = self.own_bytes - sum(given.full_bytes // 2 for given in self.states)
             return list(pool.map(write, range(self.num_partitions)))

@@ -9,8 +9,8 @@ import org.apache.spark.unsafe.Platform
 
 /**
  * Writes rows to a delta: the key is the number of the row, the value its hash, or zeros: 300, or
- * 100 MiB. Key groups are of 8, column families of 3; each 7th row is a delete. Prints the bytes of memory off
- * the heap that are still held.
+ * 100 MiB. Key groups are of 8, column families of 3; each 7th row is a delete. Prints the bytes of
+ * memory off the heap that are still held.
  */
 object CompressionCheck {
   def main(args: Array[String]): Unit = {
