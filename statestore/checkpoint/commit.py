@@ -18,6 +18,7 @@ from statestore.codec.sealed_file import append_trailer
 from statestore.codec.state_file import describe_own_stream, describe_stream
 from statestore.codec.trailer import Trailer
 from statestore.core.errors import (
+    CorruptionError,
     FencedError,
     InternalError,
     InvalidArgumentError,
@@ -130,12 +131,14 @@ class Body:
 def find_committed(location: StoreLocation, new: NewVersion) -> PublishedFile | None:
     """Return the version's file if this attempt published it before, else None.
 
+    A damaged file counts as none: the commit replaces it, unless its batch is committed.
+
     Raises:
         StorageError: The storage failed.
     """
     try:
         found = read_trailer(location, new.file_name(location))
-    except NotFoundError:
+    except (NotFoundError, CorruptionError):
         return None
     return found if found.trailer.checkpoint_id == new.checkpoint_id else None
 

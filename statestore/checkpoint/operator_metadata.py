@@ -10,6 +10,7 @@ Spark's OperatorStateMetadata, releases 4.0 to 4.3.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -194,12 +195,20 @@ def _read_files(io: FileIO, state_directory: str, operator: int) -> dict[int, tu
         return {-1: (path, read_text(io, path))}
     except NotFoundError:
         directory = _directory(state_directory, operator)
-        names = [info.name for info in io.list(directory)]
-        batches = sorted(int(name) for name in names if name.isascii() and name.isdigit())
-        if not batches:
-            raise
-        paths = {batch: f"{directory}/{batch}" for batch in batches}
-        return {batch: (paths[batch], read_text(io, paths[batch])) for batch in batches}
+        # Spark may purge a listed file before it is read, and all where it has written new ones.
+        for _ in range(2):
+            names = [info.name for info in io.list(directory)]
+            batches = sorted(int(name) for name in names if name.isascii() and name.isdigit())
+            files: dict[int, tuple[str, str]] = {}
+            for batch in batches:
+                path = f"{directory}/{batch}"
+                with suppress(NotFoundError):
+                    files[batch] = path, read_text(io, path)
+            if files:
+                return files
+            if not batches:
+                break
+        raise
 
 
 def _valid_until(files: Mapping[int, Any], newest_batch: int | None) -> list[int]:

@@ -28,7 +28,7 @@ from statestore.checkpoint.lineage import check_parent, check_ref
 from statestore.checkpoint.load import own_deltas
 from statestore.checkpoint.pins import oldest_to_retain
 from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer, read_trailer
-from statestore.core.errors import FencedError, NotFoundError
+from statestore.core.errors import CorruptionError, FencedError, NotFoundError
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import RescaleRefName, StoreLocation
@@ -209,7 +209,7 @@ def _retained(
     if is_own_snapshot and location.body in REPLAYED:
         try:
             files.update(summaries.files_before((*base, at.ref), 0))
-        except (NotFoundError, FencedError) as error:
+        except (NotFoundError, FencedError, CorruptionError) as error:
             logger.info("a snapshot stands alone: store=%s, error=%s", location.store, error)
     return _Retained(at.trailer.version, frozenset(files), has_hole=False)
 

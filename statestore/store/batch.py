@@ -174,7 +174,7 @@ class Batch:
             FencedError: The store's version was replaced by another attempt, or the next one is
                 there and its batch committed. Open the store anew.
             InUseError: A running query writes the checkpoint. Stop it.
-            StorageError: The storage failed.
+            StorageError: The storage or the local disk failed.
             StoreClosedError: The batch was committed or aborted, or the store has moved on.
         """
         self._check_open()

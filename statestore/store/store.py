@@ -31,6 +31,7 @@ from statestore.checkpoint.layout import (
 )
 from statestore.checkpoint.lease import Leases
 from statestore.checkpoint.lease_watch import await_end
+from statestore.checkpoint.load import check_settings
 from statestore.checkpoint.placement import read_placement, require_own_state
 from statestore.checkpoint.query_log import QueryLog
 from statestore.codec.column_family import ColumnFamily
@@ -46,6 +47,7 @@ from statestore.codec.rows import (
 )
 from statestore.codec.trailer import RowCounts
 from statestore.core.errors import (
+    IncompatibleError,
     InvalidArgumentError,
     NotFoundError,
     StateStoreError,
@@ -53,7 +55,7 @@ from statestore.core.errors import (
     require_whole,
 )
 from statestore.core.text import Shown
-from statestore.io.local import temporary_directory
+from statestore.io.local import named_errors, temporary_directory
 from statestore.io.storage import is_same_directory
 from statestore.store.batch import Batch, family_id
 from statestore.store.table import MAX_RUNS, ArrowRun, Table
@@ -75,6 +77,8 @@ Backend = Literal["filesystem", "rocksdb"]
 _BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 _DEFAULT_FAMILY = ColumnFamily(0, "default")
+_CHECKED = {"num-partitions-changed": "num_partitions", "backend-changed": "backend"}
+"""Arguments that are checked against the checkpoint, by the kind of the refusal."""
 
 
 def open_store(
@@ -266,6 +270,7 @@ class Store(Shown):
         self._options = options
         self._ids = ids
         self._num_partitions = num_partitions
+        self._num_partitions_at_0 = num_partitions or 1
         self._checkpoint_format = checkpoint_format
         self._head: PublishedFile | None = None
         self._families: tuple[ColumnFamily, ...] = (_DEFAULT_FAMILY,)
@@ -313,7 +318,7 @@ class Store(Shown):
     @property
     def num_partitions(self) -> int:
         """Number of state partitions of the checkpoint."""
-        return self._head.trailer.num_partitions if self._head else self._num_partitions or 1
+        return self._head.trailer.num_partitions if self._head else self._num_partitions_at_0
 
     @property
     def max_parallelism(self) -> int:
@@ -333,12 +338,39 @@ class Store(Shown):
                 `VersionsBase.load`; the store stays at its version.
         """
         self.check_open()
-        if version == 0:
-            num_partitions = self._num_partitions or 1
-            max_parallelism = self._versions.load_empty(num_partitions, self._options)
-            self._head, self._families = None, (_DEFAULT_FAMILY,)
-            self.table = Table((), max_parallelism, 0)
-            return
+        try:
+            if version == 0:
+                self._load_empty()
+            else:
+                self._load(version, checkpoint_id)
+        except IncompatibleError as error:
+            argument = _CHECKED.get(error.kind)
+            if argument is not None:
+                error.to_fix = f"leave {argument} out, or give {error.fields['checkpoint']}"
+            raise
+
+    def _load_empty(self) -> None:
+        """Go to version 0, with the settings of the newest version that is there."""
+        num_partitions, options = self._num_partitions or 1, self._options
+        newest = max(
+            _deltas(self._versions.location), key=lambda delta: delta.version, default=None
+        )
+        if newest is not None:
+            trailer = self._versions.head(newest.version, newest.checkpoint_id).trailer
+            check_settings(
+                trailer,
+                backend=self._backend,
+                num_partitions=self._num_partitions,
+                max_parallelism=options.max_parallelism,
+            )
+            num_partitions = trailer.num_partitions
+            options = replace(options, max_parallelism=trailer.max_parallelism)
+        max_parallelism = self._versions.load_empty(num_partitions, options)
+        self._num_partitions_at_0 = num_partitions
+        self._head, self._families = None, (_DEFAULT_FAMILY,)
+        self.table = Table((), max_parallelism, 0)
+
+    def _load(self, version: int, checkpoint_id: str | None) -> None:
         if checkpoint_id is None and self._checkpoint_format >= 2:
             checkpoint_id = _attempt_of(_deltas(self._versions.location), version)
         restored = self._versions.load(version, checkpoint_id, self._num_partitions, self._options)
@@ -445,14 +477,19 @@ class Store(Shown):
         batches = batches_from_rows(rows.values(), self.max_parallelism)
         # Made before the commit, so that version and rows change together after it.
         table = self.table.apply(ArrowRun(batches), num_keys)
+        # Rows that have a local database go there, by the load below.
+        if len(table.runs) > MAX_RUNS and not self._versions.local_directory:
+            table = table.merged()
         local_path = f"{self._scratch_directory}/{new.checkpoint_id}.arrows"
-        with ipc.new_stream(
-            local_path, SCHEMA, options=write_options(self._options.file_compression)
-        ) as stream:
-            for arrow in batches:
-                for block in split_for_blocks(arrow):
-                    stream.write_batch(block)
+        stream_options = write_options(self._options.file_compression)
         try:
+            with (
+                named_errors("write the delta to commit", local_path),
+                ipc.new_stream(local_path, SCHEMA, options=stream_options) as stream,
+            ):
+                for arrow in batches:
+                    for block in split_for_blocks(arrow):
+                        stream.write_batch(block)
             length = Path(local_path).stat().st_size
             published = self._versions.commit(new, local_path, length, self._options)
         finally:

@@ -2,7 +2,7 @@
 
 `apply` makes the next version out of all runs of this one and the delta; nothing is copied, so an
 older version stays readable as long as somebody holds it. Rows are looked up run by run, youngest
-first; runs in memory become one when they are many.
+first; `merged` makes one of runs that are many, where all are in memory.
 """
 
 from __future__ import annotations
@@ -231,11 +231,13 @@ class Table:
             run: Rows of the delta.
             num_keys: Rows of the new version.
         """
-        runs = (*self.runs, run)
-        in_memory = [run for run in runs if isinstance(run, ArrowRun)]
-        if len(runs) > MAX_RUNS and len(in_memory) == len(runs):
-            runs = (ArrowRun(list(merge_runs(in_memory, self.max_parallelism))),)
-        return Table(runs, self.max_parallelism, num_keys)
+        return Table((*self.runs, run), self.max_parallelism, num_keys)
+
+    def merged(self) -> Table:
+        """Return the same rows in one run; all runs are in memory."""
+        in_memory = [run for run in self.runs if isinstance(run, ArrowRun)]
+        rows = list(merge_runs(in_memory, self.max_parallelism))
+        return Table((ArrowRun(rows),), self.max_parallelism, self.num_keys)
 
     def get(self, column_family: int, key: bytes) -> bytes | None:
         """Return the value of a key, or None."""

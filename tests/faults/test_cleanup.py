@@ -134,6 +134,24 @@ def test_cleanup_sees_that_a_version_was_replaced_since_the_last_one(tmp_path):
     assert (tmp_path / "ck/state/0/0/4.delta.sst").exists()
 
 
+def test_cleanup_goes_on_beside_a_damaged_delta_that_no_version_needs(tmp_path):
+    """Catches files that pile up for ever for one of a version that expired."""
+    with at(tmp_path / "ck", options=OPTIONS).open_store() as store:
+        commit(store, range(1, 9))
+        store.snapshot()
+        commit(store, range(9, 13))
+    damaged = tmp_path / "ck/state/0/0/8.delta.arrows"
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+
+    with at(tmp_path / "ck", options=OPTIONS).open_store() as store:
+        assert store.clean_up().num_files >= 8
+
+    assert not damaged.exists()
+    for version in (11, 12):
+        with at(tmp_path / "ck", options=OPTIONS).open_store(version=version) as store:
+            assert dict(store.scan()) == {b"k": b"%d" % version}
+
+
 def test_cleanup_stops_when_another_checkpoint_takes_the_place(tmp_path):
     """Catches files of a checkpoint that was promoted, deleted by requests for the one before."""
     directory = tmp_path / "ck/state/0/0"

@@ -149,3 +149,38 @@ def test_file_that_an_attempt_published_twice_is_read_whichever_came_last(tmp_pa
         Checkpoint(tmp_path / "ck").open_store(version=2),
     ):
         pass
+
+
+def begun(directory, shim_class, data):
+    """A query whose first batch has left a damaged delta, its shim, and the delta."""
+    shim = shim_class(directory, run="1")
+    body = "sst" if shim_class is RocksDBShim else "arrows"
+    path = directory / f"ck/state/0/0/1.delta.{body}"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(data)
+    engine = Engine(shim.scratch)
+    engine.call("load", **shim.load(0))
+    return shim, engine, path
+
+
+@pytest.mark.parametrize("data", [b"", b"half of a file"])
+def test_damaged_first_version_is_replaced_when_its_batch_runs_again(tmp_path, shim_class, data):
+    """Catches a query that no start brings on, for what a power failure left of its first batch."""
+    shim, engine, _ = begun(tmp_path, shim_class, data)
+
+    shim.commit(engine, row(b"again"))
+
+    with Checkpoint(tmp_path / "ck").open_store(version=1) as store:
+        assert store.get(b"key") == b"again"
+
+
+def test_damaged_first_version_stays_when_its_batch_is_committed(tmp_path, shim_class):
+    """Catches rows of a late attempt under a version whose own rows a repair might bring back."""
+    shim, engine, path = begun(tmp_path, shim_class, b"half of a file")
+    (tmp_path / "ck/commits").mkdir()
+    (tmp_path / "ck/commits/0").write_text("v1\n{}")
+
+    error = engine.request("commit", **shim.request(row(b"late")))["error"]
+
+    assert error["class"] == "CorruptionError"
+    assert path.read_bytes() == b"half of a file"

@@ -436,6 +436,27 @@ def test_compact_lets_go_of_what_expire_says_stays(tmp_path, backend):
     assert Checkpoint(query.path).verify(versions="all", deep=True).findings == ()
 
 
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_expire_of_a_rescaled_checkpoint_deletes_what_it_shows(tmp_path, backend):
+    """Catches files that go unannounced, since one store lets go of what another one holds."""
+    query = query_of(tmp_path / "query", backend=backend, num_partitions=3)
+    rows = {f"key {number}": number for number in range(30)}
+    for _ in range(3):
+        query.run_batch(rows)
+    Checkpoint(query.path).rescale(2)
+    for _ in range(2):
+        query.run_batch(rows)
+    for _ in range(3):
+        Checkpoint(query.path).compact()
+        query.restart()
+        for _ in range(2):
+            query.run_batch(rows)
+
+        plan = at(query.path, options=NOW).expire(2, dry_run=True)
+        assert plan.stores == at(query.path, options=NOW).expire(2).stores
+    assert not deltas(query, "[1-3]", partition=2)
+
+
 def test_expire_names_the_oldest_version_that_there_is(tmp_path):
     """Catches versions that are said to stay, and went long ago."""
     query, _ = make_with_snapshots(tmp_path, "filesystem")

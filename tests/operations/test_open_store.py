@@ -1,8 +1,10 @@
 """A store of a query's checkpoint, opened without Spark: which version, and who may change it."""
 
+import resource
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -14,7 +16,13 @@ from statestore.codec.column_family import ColumnFamily
 from statestore.codec.references import StoreName
 from statestore.codec.rows import PUT, Row
 from statestore.core.clock import ManualClock, SystemClock
-from statestore.core.errors import InUseError, InvalidArgumentError, NotFoundError
+from statestore.core.errors import (
+    IncompatibleError,
+    InUseError,
+    InvalidArgumentError,
+    NotFoundError,
+    StorageError,
+)
 from statestore.core.process import find_process
 from statestore.io.local import LocalFileIO
 from statestore.testing.deltas import new_version, write_stream
@@ -99,6 +107,70 @@ def test_store_of_checkpoint_format_2_stays_so_from_version_0(tmp_path, backend)
     deltas = [name for name in names if ".delta." in name]
     assert len(deltas) == 3
     assert all("_" in name for name in deltas)
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_version_0_has_the_state_partitions_of_the_checkpoint(tmp_path, backend):
+    """Catches a checkpoint of four state partitions whose empty store is of one: its last ones
+    cannot be opened, and a commit there fails on its own file."""
+    path = tmp_path / "ck"
+    options = replace(OPTIONS, max_parallelism=64)
+    with at(path, options=options).open_store(
+        partition=2, num_partitions=4, backend=backend
+    ) as store:
+        store.begin().commit()
+
+    with pytest.raises(IncompatibleError, match="checkpoint=4, query=8"):
+        at(path, options=OPTIONS).open_store(partition=2, version=0, num_partitions=8)
+    with at(path, options=OPTIONS).open_store(partition=2, version=0) as store:
+        assert (store.num_partitions, store.max_parallelism) == (4, 64)
+        batch = store.begin()
+        batch.put(b"key", b"value", key_group=6)
+        batch.commit()
+        assert (batch.is_rescalable, store.num_partitions) == (True, 4)
+        store.load(0)
+        assert (store.num_partitions, store.max_parallelism, len(store)) == (4, 64, 0)
+        store.begin().commit()
+    with at(path, options=OPTIONS).open_store(partition=2) as store:
+        assert (store.version, store.num_partitions, store.max_parallelism) == (1, 4, 64)
+
+
+@pytest.mark.parametrize("version", [None, 0, 3])
+@pytest.mark.parametrize(
+    ("given", "to_fix"),
+    [
+        ({"num_partitions": 8}, "leave num_partitions out, or give 4"),
+        ({"backend": "rocksdb"}, "leave backend out, or give filesystem"),
+    ],
+)
+def test_argument_that_does_not_fit_is_what_is_to_be_changed(tmp_path, version, given, to_fix):
+    """Catches advice to rescale, or to change the offset log of, a checkpoint that is whole."""
+    query = make_query(tmp_path / "ck", num_partitions=4)
+
+    with pytest.raises(IncompatibleError) as caught:
+        at(query.path, options=OPTIONS).open_store(version=version, **given)
+
+    assert caught.value.to_fix == to_fix
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_commit_on_a_full_scratch_disk_is_named_and_leaves_no_file(tmp_path, backend):
+    """Catches a bare OSError, and a file that takes the rest of the disk until the store closes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with at(tmp_path / "ck", options=OPTIONS).open_store(backend=backend) as store:
+        batch = store.begin()
+        batch.put(b"key", Random(0).randbytes(100_000))
+        scratch = Path(store._scratch_directory)
+        before = files_below(scratch)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+        try:
+            with pytest.raises(StorageError, match="cannot write the delta to commit"):
+                batch.commit()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert files_below(scratch) == before
+
+        assert batch.commit() == 1
 
 
 def test_store_of_the_heap_backend_is_refused_with_the_way_to_its_rows(tmp_path):

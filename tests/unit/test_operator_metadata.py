@@ -18,6 +18,7 @@ from statestore.checkpoint.operator_metadata import (
     write_operator,
 )
 from statestore.core.errors import CorruptionError
+from statestore.io.file_io import FileInfo
 from statestore.io.local import LocalFileIO
 
 SCHEMA = "0_212b8b69-421a-4430-9aaa-50558ef4b22d"
@@ -88,6 +89,29 @@ def test_newest_metadata_names_the_variables(tmp_path: Path) -> None:
     )
     assert first.stores[0].schema_files == (f"_stateSchema/default/{SCHEMA}",)
     assert (first.has_families, second.has_families) == (True, False)
+
+
+@pytest.mark.parametrize("left", [5, None])
+def test_metadata_that_spark_purges_meanwhile_hides_no_operator(
+    tmp_path: Path, left: int | None
+) -> None:
+    """Catches an operator that is overlooked, with its state, where the oldest file has gone."""
+    directory = tmp_path / "0/_metadata/v2"
+    text = _with_families(f"file:{tmp_path}", ("count", "ValueState", False))
+    for batch in (0, left):
+        if batch is not None:
+            _write(directory / str(batch), text)
+
+    class Purged(LocalFileIO):
+        def list(self, path: str) -> list[FileInfo]:
+            found = super().list(path)
+            _write(directory / "5", text)
+            (directory / "0").unlink(missing_ok=True)
+            return found
+
+    (operator,) = read_operators(Purged(), str(tmp_path))
+
+    assert [variable.name for variable in operator.variables] == ["count"]
 
 
 @pytest.mark.parametrize(

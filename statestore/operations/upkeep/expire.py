@@ -192,11 +192,12 @@ def _expire(checkpoint: OpenCheckpoint, keep: int, progress: Progress, *, delete
     stores: list[StoreExpire] = []
     stays: list[StoreStay] = []
     firsts: list[tuple[bool, int]] = []
+    gone: set[str] = set()
     with tempfile.TemporaryDirectory(dir=checkpoint.scratch_directory) as directory:
         heads = checkpoint.heads(newest) if newest else {}
         for number, (store, head) in enumerate(heads.items(), 1):
             location = checkpoint.location(store)
-            io = DeferredDeletes(location.io, location.directory, is_deferred=not deletes)
+            io = DeferredDeletes(location.io, location.directory, gone, is_deferred=not deletes)
             form = checkpoint.work.form(location.body)
             versions = form.versions(
                 replace(location, io=io), checkpoint.clock, checkpoint.backend, directory
