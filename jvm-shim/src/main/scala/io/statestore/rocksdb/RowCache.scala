@@ -276,8 +276,7 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
    * is room for a young generation beside them when they are the old one.
    */
   def mostWhole: Long =
-    if (share(budgetBytes) < SmallestShare) 0L
-    else math.max(maxBytes / 4 * 3, budgetBytes / 4 * 3 - (usedBytes.get - reported))
+    math.max(maxBytes / 4 * 3, budgetBytes / 4 * 3 - (usedBytes.get - reported))
 
   /** Tells the other caches what this one holds, and what it is about to hold beside that. */
   private def report(more: Long = 0L): Unit = {
@@ -291,7 +290,7 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
     numCaches.incrementAndGet()
   }
 
-  /** Makes room for a row in the young generation; false where a cache is not worth its memory. */
+  /** Makes room for a row in the young generation; false where it is not worth its memory. */
   private def hasRoom: Boolean = {
     count()
     if (share(budgetBytes) < SmallestShare) {
@@ -400,6 +399,6 @@ private[rocksdb] object RowCache {
   /** Bytes for each cache of this JVM and the recent rows beside it. */
   def share(budgetBytes: Long): Long = budgetBytes / math.max(1, numCaches.get)
 
-  // A page and an index; below that a cache costs more than it saves.
+  // A page and an index; below that two generations cost more than they save.
   private val SmallestShare = 256L * 1024L
 }

@@ -68,6 +68,7 @@ object RowCacheCheck {
       check.close()
     }
     shareBudget(seed, batches)
+    Seq(null, memory).foreach(keepFewRows(seed, _))
     keepLargeValuesOut(seed)
     println(s"ok seed=$seed batches=$batches misses=$misses absents=$absents hits=$hits " +
       s"loads=$loads wholes=$wholes outgrown=$outgrown unread=$unread left=$left")
@@ -92,6 +93,20 @@ object RowCacheCheck {
     val held = checks.map(_.bytes).sum
     if (held > budget + checks.size * SlackBytes) {
       System.err.println(s"more than the budget: seed=$seed held=$held alone=$alone")
+      System.exit(1)
+    }
+    checks.foreach(_.close())
+  }
+
+  /** Shares too small for generations: each cache has all of its ten rows, in one page. */
+  private def keepFewRows(seed: Long, outside: OffHeapMemory): Unit = {
+    val checks = (0 until 17).map(i => new RowCacheCheck(seed + i, 4L << 20, true, false, outside))
+    for (round <- 1 to 2; number <- 0 until 10; check <- checks) {
+      check.putAndRead(s"key$number", s"value$round")
+    }
+    val numWhole = checks.count(_.isWhole)
+    if (numWhole < checks.size) {
+      System.err.println(s"few rows: seed=$seed whole=$numWhole isOutside=${outside != null}")
       System.exit(1)
     }
     checks.foreach(_.close())
@@ -184,6 +199,8 @@ object RowCacheCheck {
     }
 
     def bytes: Long = cache.bytes
+
+    def isWhole: Boolean = cache.all != null
 
     /**
      * In turns of 15: a batch that leaves few rows, one before which all of them are read, and one
