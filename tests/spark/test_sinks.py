@@ -572,6 +572,26 @@ def test_file_sink_that_has_files_and_lost_its_log_is_refused(
     assert lane.rows() == lane.expected
 
 
+def test_long_log_is_refused_as_soon_as_one_of_its_batches_is_lost(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Catches a start that reads the entry of every batch there ever was before it is refused."""
+    lane = FileSunk(spark, tmp_path)
+    lane.run_batches(1)
+    entry = (lane.checkpoint / "offsets" / "0").read_bytes()
+    for batch in range(1, 300):
+        (lane.checkpoint / "offsets" / f"{batch}").write_bytes(entry)
+        (lane.checkpoint / "commits" / f"{batch}").touch()
+    shutil.rmtree(lane.output / LOG)
+    jvm: Any = spark._jvm
+    read = jvm.org.apache.hadoop.fs.FileSystem.getGlobalStorageStatistics().get("file")
+    before = read.getLong("bytesRead")
+
+    assert "missing_batch=0" in _refusal(lane)
+
+    assert read.getLong("bytesRead") - before < 300 * len(entry)
+
+
 def test_new_output_is_gone_on_with_where_its_first_batch_was_killed(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -129,17 +129,17 @@ private[statestore] object FileSinks extends Logging {
       val known = listBatchesOnDisk.filter(_ < next).toSet
       val start = known.filter(CompactibleFileStreamLog.isCompactionBatch(_, compactInterval))
       val absent = (start.maxOption.getOrElse(0L) until next).filterNot(known)
-      if (absent.forall(logs.isOfOperation)) (absent, false)
+      val lost = absent.find(!logs.isOfOperation(_))
+      if (lost.isEmpty) (absent, false)
       else if (known.forall(get(_).exists(_.isEmpty)) && firstFile.isEmpty) {
         val needed = CompactibleFileStreamLog.getAllValidBatches(next - 1, compactInterval)
         (needed.filterNot(known), true)
       } else {
-        val lost = absent.filterNot(logs.isOfOperation).head
         val found = firstFile.fold("")(file => s" found=$file")
         leaveNoEmptyLog()
         throw apart(
           "the file sink lacks batches that the query has run",
-          s"output=$output newest_batch=$newest missing_batch=$lost$found " +
+          s"output=$output newest_batch=$newest missing_batch=${lost.get}$found " +
             s"checkpoint=${logs.root} next_batch=$next")
       }
     }
