@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import statestore
 from statestore.checkpoint.lease import Leases
 from statestore.core.errors import NotFoundError
 from statestore.io.local import LocalFileIO
+from statestore.operations.in_use import exclusive_directory
 
 from .application import start_application
 from .harness import HEAP, STATE_STORE, Lane, Query, wait_for
@@ -130,6 +132,26 @@ def endless(root: Path, jars: list[Path], provider: str, master: str) -> dict[st
     lane.on_batch = lambda batch_id: (root / "progress").write_text(str(batch_id))
     lane.run(*ENDLESS.plan[0])
     return {}
+
+
+def refused(root: Path, jars: list[Path], provider: str) -> dict[str, Any]:
+    """Start a query on an executor while an operation runs; feed it when that has ended."""
+    session = start_application(root, jars, "local-cluster[1,1,1024]")
+    lane = _lane(session, root, SHORT, provider)
+    first, second, *_ = SHORT.plan[0]
+    lane.run(first)
+    with exclusive_directory(LocalFileIO(), str(lane.checkpoint), "rescale"):
+        handle = lane.start(available_now=False)
+        log = root / "spark.log"
+        wait_for(lambda: "lease is refused" in log.read_text(), "the refusal")
+    lane.feed(second)
+    with suppress(StreamingQueryException):
+        handle.processAllAvailable()
+    error = str(handle.exception())
+    handle.stop()
+    lane.run()
+    session.stop()
+    return {"error": error, "batches": sorted(lane.batches)}
 
 
 def resume(root: Path, jars: list[Path], provider: str) -> dict[str, Any]:
@@ -291,7 +313,7 @@ def main(name: str, text: str) -> None:
     root = Path(arguments.pop("root"))
     jars = [Path(jar) for jar in arguments.pop("jars")]
     known = (
-        cluster, heap_cluster, endless, resume, resume_lost, interpreters, supervised,
+        cluster, heap_cluster, endless, refused, resume, resume_lost, interpreters, supervised,
         connect_server, ended,
     )  # fmt: skip
     jobs: dict[str, Any] = {job.__name__: job for job in known}

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -33,6 +34,7 @@ from tests.seams import place_of
 
 from .conftest import PROVIDER, MakeLane
 from .harness import STATE_STORE, Lane, Query, wait_for
+from .job_process import Job
 from .processes import descendants, engines
 from .queries import AGGREGATION, one_input, single
 
@@ -367,6 +369,18 @@ def test_query_without_a_batch_is_in_use(make_lane: MakeLane, query: Query) -> N
         wait_for(lambda: len(lane.batches) == 3, "a batch with four state partitions")
     finally:
         handle.stop()
+
+
+@pytest.mark.timeout(240)
+def test_query_of_a_cluster_whose_driver_was_refused_fails(start_job: Callable[..., Job]) -> None:
+    """Catches a query that goes on from what it read before an operation, and has no lease then.
+
+    No executor was refused: there was no batch while the operation was under way.
+    """
+    report = start_job("refused", provider=PROVIDER).report(220)
+
+    assert "[checkpoint-under-operation]" in report["error"]
+    assert report["batches"] == [0, 1]
 
 
 IDLE_JOB = """

@@ -93,6 +93,16 @@ private[statestore] object Leases extends Logging {
   /** Whether a query run that has stores here may write, also where its lease has expired. */
   def hasWriter(checkpoint: String): Boolean = held.keySet.asScala.exists(_._1 == checkpoint)
 
+  /**
+   * Fails where the lease of a run was refused here. On a driver in a cluster nothing else does: it
+   * has no stores, and executors have leases of their own.
+   *
+   * @throws io.statestore.EngineReportedException an operation was changing the checkpoint, or its
+   *         state is another's
+   */
+  def requireNotRefused(run: String): Unit =
+    held.asScala.foreach { case ((_, of), lease) => if (of == run) lease.requireNotRefused() }
+
   @tailrec
   private def begin(context: StoreContext, isCommit: Boolean): Lease = {
     val lease = leaseOf(context)
@@ -223,8 +233,10 @@ private[statestore] object Leases extends Logging {
             logWarning(s"lease was not taken: $describe", e)
         }
       }
-      if (refusal != null) throw refusal
+      requireNotRefused()
     }
+
+    def requireNotRefused(): Unit = if (refusal != null) throw refusal
 
     def isHeld: Boolean = !isEnding && refusal == null && !hasExpired
 

@@ -9,6 +9,7 @@ import org.apache.spark.internal.Logging
 import org.apache.spark.sql.{SparkSession, SparkSessionExtensions, SparkSessionExtensionsProvider}
 import org.apache.spark.sql.catalyst.streaming.WriteToStream
 import org.apache.spark.sql.classic.{SparkSession => ClassicSession}
+import org.apache.spark.sql.execution.streaming.runtime.StreamExecution
 import org.apache.spark.sql.execution.streaming.state.{
   QueryProviders, SparkVersion, StateStoreConf, StateStoreInternals}
 import org.apache.spark.sql.internal.SQLConf
@@ -59,12 +60,20 @@ private[statestore] object QueryStarts extends Logging {
   private val begun =
     Collections.synchronizedSet(Collections.newSetFromMap(new WeakHashMap[AnyRef, JBoolean]))
 
-  /** On the driver, where the first batch of a run is planned on this thread. */
-  def planned(): Unit = for {
-    (query, session) <- StateStoreInternals.plannedQuery
-    if !begun.contains(query)
-  } {
-    // Spark hides what is raised while it describes the plan, and asks again to run it.
+  /**
+   * On the driver, where a batch is planned on this thread.
+   *
+   * @throws io.statestore.EngineReportedException the driver's lease of the run was refused
+   */
+  def planned(): Unit =
+    StateStoreInternals.plannedQuery.foreach { case (query, session) =>
+      // Spark hides what is raised while it describes the plan, and asks again to run it.
+      Leases.requireNotRefused(query.runId.toString)
+      if (!begun.contains(query)) begin(query, session)
+    }
+
+  /** When the first batch of a run is planned. */
+  private def begin(query: StreamExecution, session: ClassicSession): Unit = {
     FileSinks.complete(query, session)
     SparkVersion.planned(query)
     begun.add(query)

@@ -30,10 +30,7 @@ abstract class ViewStateStoreProvider(backend: String)
     with Logging {
 
   // The driver makes an instance to ask for metric names while it plans, before any task runs.
-  if (QueryRuns.offer()) {
-    Leases.watch()
-    QueryStarts.planned()
-  }
+  if (QueryRuns.offer()) Leases.watch()
 
   // Everything below is set by init; the driver makes instances only to ask for metric names.
   private var context: StoreContext = _
@@ -91,7 +88,11 @@ abstract class ViewStateStoreProvider(backend: String)
 
   override def stateStoreId: StateStoreId = context.storeId
 
-  override def supportedCustomMetrics: Seq[StateStoreCustomMetric] = StoreMetrics.All
+  /** Asked for by the driver while it plans: what the constructor raised would have no text. */
+  override def supportedCustomMetrics: Seq[StateStoreCustomMetric] = {
+    QueryStarts.planned()
+    StoreMetrics.All
+  }
 
   override def getStore(
       version: Long,
