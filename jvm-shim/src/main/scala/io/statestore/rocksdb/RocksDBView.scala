@@ -262,18 +262,22 @@ private[statestore] final class RocksDBView(
      * to fit and have not proved too many; returns whether it did.
      */
     private def isLoaded(): Boolean = {
-      val smallest = if (outside == null) SmallestRowBytes else IndexBytes
       val fit = cache.mostWhole
+      val mostRows = fit / (if (outside == null) SmallestRowBytes else IndexBytes)
+      // Of several families nobody knows how many rows each has: a load shows it, which ends with
+      // the rows that fit, when reads have cost as much.
+      val ownRows = if (byName.size == 1) knownRows else 0L
       // Of the rows, or what other caches have left, one may be another by now.
       if (fit / 2 > tooManyFor) tooMany = Long.MaxValue
-      if (spent >= knownRows && knownRows <= math.min(tooMany / 2, fit / smallest)) {
+      val enough = math.min(knownRows, mostRows)
+      if (spent >= enough && ownRows <= mostRows && knownRows <= tooMany / 2) {
         val view = openView()
         val ends = view.timesEnded
         val areTooMany = cache.load(
-          noRows, stored(null, null), knownRows, () => view.timesEnded == ends)
+          noRows, stored(null, null), ownRows, () => view.timesEnded == ends)
         inVain = if (cache.all == null && !areTooMany) inVain + 1 else 0
         // A load in vain has read rows, and taken memory from others: the next one waits longer.
-        spent = if (inVain == 0) 0L else -(knownRows << math.min(inVain, MostInVain))
+        spent = if (inVain == 0) 0L else -(enough << math.min(inVain, MostInVain))
         if (areTooMany) {
           tooMany = knownRows
           tooManyFor = fit

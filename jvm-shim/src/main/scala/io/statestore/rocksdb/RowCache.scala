@@ -105,7 +105,7 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
    *
    * @param into the family without rows, closed where it does not take them all
    * @param rows shows each row, and is closed where not all are asked for
-   * @param expected number of rows, about
+   * @param expected number of rows, about; 0 where nobody knows
    * @param isWhole whether it showed them all, asked when it has ended
    * @return whether the rows are too many; not where memory is short, or not all were shown
    */

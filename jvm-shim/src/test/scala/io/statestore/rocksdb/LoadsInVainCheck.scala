@@ -9,16 +9,17 @@ import org.rocksdb.{Options, RocksDB}
 
 /**
  * Scans a view of a directory again and again, whose rows have half of the memory outside of the
- * heap that they need, and then all of it. Prints in how many scans of each a load was tried, and
- * whether every scan showed all rows.
+ * heap that they need, and then all of it; and then a budget that their index does not fit, beside
+ * a family of few rows. Prints in how many scans of each a load was tried, whether the few rows are
+ * in the cache, and whether every scan showed all rows.
  */
 object LoadsInVainCheck {
   private val NumRows = 50000
   private val NumScans = 40
+  private val NumFew = 2000
   private val NeededBytes = 4L << 20
   private val schema = new StructType().add("s", StringType)
-  private val family =
-    ColumnFamily(0, "default", NoPrefixKeyStateEncoderSpec(schema), schema, false, false)
+  private val (family, small) = (familyOf(0, "default"), familyOf(1, "small"))
   private var granted = 0L
   private var mostBytes = 0L
   private var asked = false
@@ -38,27 +39,43 @@ object LoadsInVainCheck {
 
   def main(args: Array[String]): Unit = {
     val written = RocksDB.open(new Options().setCreateIfMissing(true), args(0))
-    (0 until NumRows).foreach { number =>
-      written.put(ByteBuffer.allocate(10).putShort(0).putLong(number).array, new Array[Byte](48))
+    for ((id, number) <- Seq(0 -> NumRows, 1 -> NumFew); i <- 0 until number) {
+      written.put(
+        ByteBuffer.allocate(10).putShort(id.toShort).putLong(i).array, new Array[Byte](48))
     }
     written.close()
     Seq(NeededBytes / 2, NeededBytes * 4).foreach { bytes =>
       mostBytes = bytes
-      val view = new RocksDBView(
-        ViewVersion(1L, null, "lineage", rescalable = true), 64, args(0), _ => (args(0), 0),
-        Seq(family), Some(io.statestore.rocksdb.NumRows(NumRows.toLong, 0L)), 0, 0, 1L << 20,
-        1L << 30, memory)
-      val loads = (1 to NumScans).count { _ =>
-        asked = false
-        val rows = view.family("default").rows()
-        var shown = 0
-        while (rows.advance()) shown += 1
-        rows.close()
-        if (shown != NumRows) println(s"wrong=$shown")
-        asked
-      }
-      println(s"loads=$loads")
+      val view = viewOf(args(0), Seq(family), NumRows, 1L << 30)
+      println(s"loads=${loads(view, "default", NumRows)}")
       view.retire()
     }
+    val view = viewOf(args(0), Seq(family, small), NumRows + NumFew, 400L << 10)
+    println(s"large=${loads(view, "default", NumRows)}")
+    loads(view, "small", NumFew)
+    println(s"few=${view.bytes >= NumFew * 48L}")
+    view.retire()
   }
+
+  private def familyOf(id: Int, name: String): ColumnFamily =
+    ColumnFamily(id, name, NoPrefixKeyStateEncoderSpec(schema), schema, false, false)
+
+  private def viewOf(
+      path: String, families: Seq[ColumnFamily], numRows: Int, rowCacheBytes: Long): RocksDBView =
+    new RocksDBView(
+      ViewVersion(1L, null, "lineage", rescalable = true), 64, path, _ => (path, 0), families,
+      Some(io.statestore.rocksdb.NumRows(numRows.toLong, 0L)), 0, 0, 1L << 20, rowCacheBytes,
+      memory)
+
+  /** In how many scans a load was tried. */
+  private def loads(view: RocksDBView, name: String, numRows: Int): Int =
+    (1 to NumScans).count { _ =>
+      asked = false
+      val rows = view.family(name).rows()
+      var shown = 0
+      while (rows.advance()) shown += 1
+      rows.close()
+      if (shown != numRows) println(s"wrong=$shown")
+      asked
+    }
 }
