@@ -237,7 +237,7 @@ private object StoreCommit {
     try commit.run()
     catch {
       case e: LocalDiskException if e.isFull =>
-        context.engines.callRunning(context.directory, context.request("room"))
+        context.makeRoom()
         commit.run()
     }
 }

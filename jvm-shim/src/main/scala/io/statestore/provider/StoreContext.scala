@@ -177,6 +177,9 @@ private[statestore] final class StoreContext(
         throw e
     }
 
+  /** Lets engines make room on the local disk. */
+  def makeRoom(): Unit = engines.callRunning(directory, request("room"))
+
   /** As `EnginePool.callAny`. */
   def callAny(request: ObjectNode, timeoutMs: Long, isUrgent: Boolean): ObjectNode =
     withFiles.callAny(directory, request, timeoutMs, isUrgent)

@@ -37,7 +37,8 @@ private[statestore] final class StoreHandle(
     keyGroups,
     context.options.overlayMaxBytes,
     () => context.engines.scratchFile("run"),
-    context.keepsRowsByKey)
+    context.keepsRowsByKey,
+    makeRoom = () => context.makeRoom())
   // Asked for every row. A map of Scala's takes longer to compare the names than all else does.
   private val byName = new LinkedHashMap[String, FamilyState]
   private val families = byName.asScala

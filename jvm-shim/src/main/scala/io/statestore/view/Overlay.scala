@@ -12,7 +12,7 @@ import java.util.concurrent.atomic.{AtomicInteger, AtomicLong}
 
 import scala.collection.mutable
 
-import io.statestore.ShimErrors
+import io.statestore.{LocalDiskException, ShimErrors}
 import io.statestore.keygroup.{KeyGroupFunction, KeyGroups}
 import org.apache.arrow.memory.util.MemoryUtil
 import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
@@ -38,13 +38,15 @@ import org.apache.spark.unsafe.Platform
  * @param budgetBytes for all overlays of this JVM that hold writes together
  * @param byKey the order for the commit is by column family and key, not by key group first
  * @param smallestShare bytes that an overlay holds before it spills, however small its share is
+ * @param makeRoom what may make room on a disk that is full, once for each file
  */
 private[statestore] final class Overlay(
     val keyGroups: KeyGroups,
     budgetBytes: Long,
     newScratchFile: () => File,
     byKey: Boolean = false,
-    smallestShare: Long = Overlay.SmallestShare) {
+    smallestShare: Long = Overlay.SmallestShare,
+    makeRoom: () => Unit = () => ()) {
   import RecordPages._
   import SortedRecords.{FamilyBits, FamilyMask}
 
@@ -330,7 +332,15 @@ private[statestore] final class Overlay(
   }
 
   /** Address of so many bytes in a new file, zeros, until `free`. */
-  private def mapScratch(bytes: Long): Long = {
+  private def mapScratch(bytes: Long): Long =
+    try mapFile(bytes)
+    catch {
+      case e: LocalDiskException if e.isFull =>
+        makeRoom()
+        mapFile(bytes)
+    }
+
+  private def mapFile(bytes: Long): Long = {
     val path = newScratchFile()
     ShimErrors.onLocalDisk("spill state", path) {
       val channel = FileChannel.open(path.toPath, CREATE_NEW, READ, WRITE)

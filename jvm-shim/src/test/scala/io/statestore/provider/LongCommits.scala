@@ -22,13 +22,15 @@ object LongCommits {
       options)
 
   /** Puts so many rows; each call of the result begins the commit of them anew. */
-  def commitOf(context: StoreContext, rows: Int): () => StoreCommit = {
+  def commitOf(
+      context: StoreContext, rows: Int, budgetBytes: Long = Long.MaxValue): () => StoreCommit = {
     val view = emptyView()
     val overlay = new Overlay(
       new KeyGroups(maxParallelism),
-      Long.MaxValue,
+      budgetBytes,
       () => context.engines.scratchFile("run"),
-      context.keepsRowsByKey)
+      context.keepsRowsByKey,
+      makeRoom = () => context.makeRoom())
     val state = stateOf(view.family(family.name), overlay)
     (1 to rows).foreach(number => state.put(row(number), row(-number)))
     () =>

@@ -11,8 +11,8 @@ import org.apache.spark.sql.execution.streaming.state.StateStoreId
 
 /**
  * Commits a small store on a local disk that is full, most of it with the copy of a large one that
- * another engine has closed. Run with the directory of a checkpoint and that of the disk; prints
- * the version.
+ * another engine has closed; and one whose rows are spilled there before that. Run with the
+ * directory of a checkpoint and that of the disk; prints the versions.
  */
 object RoomCheck {
   private val FreeBytes = 2L << 20
@@ -24,16 +24,19 @@ object RoomCheck {
       Map(s"${prefix}rocksdb.compression" -> "none", s"${prefix}engine.processes" -> "2"))
     SstSettings.of(options.rocksdbCompression, options.rocksdbBlockSizeKB) // unpacks the library
     System.setProperty("java.io.tmpdir", disk.getPath)
-    val Seq(large, small) = Seq(0L, 1L).map { operator =>
-      LongCommits.contextOf(
-        "rocksdb",
-        StateStoreId(s"file:${args(0)}/state", operator, 0),
-        options)
+    Seq(Long.MaxValue, 2L << 20).zipWithIndex.foreach { case (budgetBytes, number) =>
+      val Seq(large, small) = Seq(2L * number, 2L * number + 1L).map { operator =>
+        LongCommits.contextOf(
+          "rocksdb",
+          StateStoreId(s"file:${args(0)}/state", operator, 0),
+          options)
+      }
+      commit(large, 400000, Long.MaxValue)
+      large.call(large.request("close"))
+      fill(disk)
+      println(commit(small, 100000, budgetBytes).version.number)
+      new File(disk, "ballast").delete()
     }
-    commit(large, 400000)
-    large.call(large.request("close"))
-    fill(disk)
-    println(commit(small, 100000).version.number)
   }
 
   private def fill(disk: File): Unit = {
@@ -43,8 +46,8 @@ object RoomCheck {
     }
   }
 
-  private def commit(context: StoreContext, rows: Int): Committed = {
-    val begin = LongCommits.commitOf(context, rows)
+  private def commit(context: StoreContext, rows: Int, budgetBytes: Long): Committed = {
+    val begin = LongCommits.commitOf(context, rows, budgetBytes)
     StoreCommit.inRoom(context)(begin())
   }
 }
