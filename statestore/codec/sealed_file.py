@@ -27,7 +27,7 @@ from statestore.codec.trailer import (
     encode_trailer,
     trailer_length,
 )
-from statestore.core.errors import CorruptionError, StorageError
+from statestore.core.errors import CorruptionError
 from statestore.core.liveness import STEP_BYTES, step
 
 _madvise = ctypes.CDLL(None, use_errno=True).madvise
@@ -92,7 +92,7 @@ class MappedFile:
         """Yield a part, at most `STEP_BYTES` at a time, each a step of progress.
 
         Raises:
-            StorageError: The system cannot read it.
+            CorruptionError: The system cannot read it.
         """
         for start in range(offset, offset + length, STEP_BYTES):
             piece = self.bytes.slice(start, min(STEP_BYTES, offset + length - start))
@@ -115,14 +115,20 @@ class MappedFile:
         before = piece.address % mmap.PAGESIZE
         start, length = piece.address - before, piece.size + before
         if _madvise(start, length, _POPULATE_READ) and ctypes.get_errno() == errno.EFAULT:
-            raise StorageError(
-                "a part of a file cannot be read",
-                file=self._path,
-                offset=offset,
-                length=piece.size,
-                to_fix="check the disk of this path, and try again; if the file is damaged or was "
-                "cut short, restore it from a copy",
-            )
+            raise cannot_be_read(self._path, offset, piece.size)
+
+
+def cannot_be_read(path: str, offset: int, length: int) -> CorruptionError:
+    """Return the error for a part of a file that the disk does not give."""
+    return CorruptionError(
+        "a part of a file cannot be read",
+        file=path,
+        offset=offset,
+        expected=f"{length} bytes",
+        found="an error of the disk",
+        to_fix="check the disk of this path; restore the file from a copy, or go back to an older "
+        "version",
+    )
 
 
 def map_file(path: str) -> pa.Buffer:
@@ -135,7 +141,7 @@ def read_file(path: str) -> pa.Buffer:
 
     Raises:
         OSError: The file cannot be opened.
-        StorageError: A part of it cannot be read.
+        CorruptionError: A part of it cannot be read.
     """
     file = MappedFile(path)
     for _ in file.pieces(0, file.size):
@@ -158,9 +164,9 @@ class SealedFile:
                 `path`.
 
         Raises:
-            CorruptionError, IncompatibleError: As `decode_trailer`.
+            CorruptionError, IncompatibleError: As `decode_trailer`; or the system cannot read its
+                end.
             OSError: The file cannot be opened.
-            StorageError: The system cannot read its end.
         """
         self.path = path
         self.name = path if name is None else name
@@ -176,8 +182,8 @@ class SealedFile:
         """Check every block of the file.
 
         Raises:
-            CorruptionError: The CRC32C of a block differs; names file, offset, expected, found.
-            StorageError: The system cannot read a block.
+            CorruptionError: The CRC32C of a block differs, or the system cannot read it; names
+                file, offset, expected, found.
         """
         for block in self.trailer.blocks:
             self._verify_block(block)

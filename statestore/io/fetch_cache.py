@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from statestore.core.digest import digest_of
-from statestore.core.errors import CorruptionError, StorageError
+from statestore.core.errors import CorruptionError
 from statestore.io.local import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ class FetchedPath(str):
 def open_fetched(fetch: Callable[[], str], verified: Callable[[str], Opened]) -> Opened:
     """Return a fetched file, opened and verified.
 
-    Where it is damaged, or cannot be read, it is fetched once more: that may be of the copy on the
-    local disk alone.
+    Where it is damaged it is fetched once more: the copy may have been damaged on the local disk.
 
     Args:
         fetch: Fetches it.
@@ -46,7 +45,7 @@ def open_fetched(fetch: Callable[[], str], verified: Callable[[str], Opened]) ->
     copy = _inode(local_path)
     try:
         return verified(local_path)
-    except (CorruptionError, StorageError):
+    except CorruptionError:
         # Another thread may have fetched it anew already, for a caller that reads it now.
         if copy == _inode(local_path):
             Path(local_path).unlink(missing_ok=True)

@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from statestore.checkpoint import load as load_module
+from statestore.codec import sealed_file
+from statestore.codec.sealed_file import MappedFile, cannot_be_read
 from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError
 from statestore.core.options import StateStoreOptions
 from tests.seams import at
@@ -48,8 +50,18 @@ def load(root, version=6):
         return list(store.scan())
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "delete", "empty", "garbage"])
-def test_damaged_snapshot_falls_back_to_the_files_before_it(checkpoint, caplog, damage):
+class BadSector(MappedFile):
+    """A disk that cannot read a file."""
+
+    def _read_in(self, piece, offset):
+        if ".snapshot." in self._path:
+            raise cannot_be_read(self._path, offset, piece.size)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "delete", "empty", "garbage", "unreadable"])
+def test_damaged_snapshot_falls_back_to_the_files_before_it(
+    checkpoint, caplog, monkeypatch, damage
+):
     """Catches a lost snapshot taking the state with it, or a damaged one being believed."""
     root, expected = checkpoint
     snapshot = the_file(root, "4_*.snapshot.arrows")
@@ -59,6 +71,8 @@ def test_damaged_snapshot_falls_back_to_the_files_before_it(checkpoint, caplog, 
         snapshot.write_bytes(snapshot.read_bytes()[:-30])
     elif damage == "delete":
         snapshot.unlink()
+    elif damage == "unreadable":
+        monkeypatch.setattr(sealed_file, "MappedFile", BadSector)
     else:
         snapshot.write_bytes(b"" if damage == "empty" else b"x" * 500)
 
@@ -166,14 +180,14 @@ def test_file_that_cannot_be_read_does_not_end_the_process(tmp_path):
     program = (
         "import os, sys\n"
         "from statestore.codec.state_file import StateFile\n"
-        "from statestore.core.errors import StorageError\n"
+        "from statestore.core.errors import CorruptionError\n"
         "path = sys.argv[1]\n"
         "file = StateFile(path)\n"
         "os.truncate(path, 0)\n"
         "for read in (file.verify, lambda: file.batch(0), lambda: list(file.block_pieces(1))):\n"
         "    try:\n"
         "        read()\n"
-        "    except StorageError as error:\n"
+        "    except CorruptionError as error:\n"
         "        assert error.fields['file'] == path\n"
         "    else:\n"
         "        sys.exit('it was read')\n"

@@ -25,6 +25,7 @@ from botocore.response import StreamingBody
 from urllib3.exceptions import SSLError
 
 from statestore import Checkpoint
+from statestore.codec.sealed_file import cannot_be_read
 from statestore.core.clock import SystemClock
 from statestore.core.errors import (
     CorruptionError,
@@ -979,7 +980,7 @@ def test_copy_that_cannot_be_read_is_fetched_again(io, s3_server, bucket):
     io.write(path, b"rows", sync=True, overwrite=False)
     Path(io.fetch(path)).unlink()
     s3_server.requests.clear()
-    errors = [StorageError("a part of a file cannot be read", to_fix="")]
+    errors = [cannot_be_read(path, 0, 4)]
 
     def read(local_path):
         if errors:
