@@ -19,6 +19,7 @@ from statestore import Checkpoint
 from statestore.checkpoint.pins import pinned
 from statestore.codec.column_family import ColumnFamily
 from statestore.codec.references import StoreName
+from statestore.codec.sealed_file import MappedFile, cannot_be_read
 from statestore.core.clock import ManualClock
 from statestore.core.errors import (
     CorruptionError,
@@ -388,11 +389,17 @@ def test_the_history_keeps_few_of_many_hits(tmp_path: Path) -> None:
     assert (len(of_spark.hits), len(of_spark.reasons)) == (30, 30)
 
 
-def test_what_cannot_be_read_is_told_as_not_searched(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_what_cannot_be_read_is_told_as_not_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_hidden: bool
+) -> None:
     """Catches all is well said of an operator whose file is damaged."""
     made = make(tmp_path)
     damaged = next((tmp_path / "query" / "state" / "2").rglob("2.delta.arrows"))
-    damaged.write_bytes(damaged.read_bytes()[:-40] + bytes(40))
+    if is_hidden:
+        hide(damaged, monkeypatch)
+    else:
+        damaged.write_bytes(damaged.read_bytes()[:-40] + bytes(40))
 
     done = Checkpoint(made.path).search_keys(pa.table({"key.k": [123456789]}))
 
@@ -583,12 +590,29 @@ def test_who_may_not_delete_is_told_what_counts(tmp_path: Path) -> None:
     assert done.search.outcomes[0].verdict == "forgotten"
 
 
-def test_a_damaged_file_that_no_version_needs_goes_with_the_rest(tmp_path: Path) -> None:
+def hide(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the disk not give a file."""
+    read_in = MappedFile._read_in
+
+    def read(file: MappedFile, piece: pa.Buffer, offset: int) -> None:
+        if file._path == str(path):
+            raise cannot_be_read(file._path, offset, piece.size)
+        read_in(file, piece, offset)
+
+    monkeypatch.setattr(MappedFile, "_read_in", read)
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_a_damaged_file_that_no_version_needs_goes_with_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_hidden: bool
+) -> None:
     """Catches keys that can never be forgotten once a repair has left a damaged file."""
     made = make(tmp_path, checkpoint_format=2)
     old = next(Path(made.path).glob("state/0/0/1_*.delta.arrows"))
     left = old.with_name(old.name.replace("1_", "2_", 1))
     left.write_bytes(old.read_bytes()[:-40] + bytes(40))
+    if is_hidden:
+        hide(left, monkeypatch)
     keys = pa.table({"key.k": [KEYS[3]]})
 
     plan = Checkpoint(made.path).forget(keys=keys, dry_run=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from statestore.operations.forget import values
+from statestore.operations.forget import search, values
 from statestore.operations.forget.values import Values, ValueSearch, key_columns
 
 ANN = "ann@example.org"
@@ -84,6 +84,10 @@ def of(name: str, *values: Any, kind: Any = None) -> Any:
         (pa.array([20240131]), of("day", date(2024, 1, 31)), []),
         (pa.array(["1_234_567"]), of("sum", 1234567.0), []),
         (pa.array(["infinity"]), of("sum", float("inf")), []),
+        # Names of hex digits, which as numbers are zero or too large.
+        (pa.array(["0e462097"]), of("sum", 0.0), []),
+        (pa.array(["4e781234"]), of("sum", float("inf")), []),
+        (pa.array(["0e12"]), of("sum", Decimal(0), kind=pa.decimal128(20, 4)), []),
         # Of all the digits of which no memory is large enough.
         *(
             (pa.array([text]), of("sum", Decimal("1.5"), kind=pa.decimal128(20, 4)), [])
@@ -124,6 +128,15 @@ def of(name: str, *values: Any, kind: Any = None) -> Any:
 def test_a_value_is_found_where_it_is(key: Any, column: Any, expected: Any) -> None:
     """Catches a type, a name or a depth in which a user is not seen, or seen who is not there."""
     assert found({"user_id": key}, column) == expected
+
+
+def test_what_was_found_is_told_first() -> None:
+    """Catches a history that keeps the first hits, and says `found` without where."""
+    of = search._Found()
+    hits = [search.Hit(str(number), "value.count", "maybe") for number in range(30)]
+    of.hits.update(dict.fromkeys([*hits, search.Hit("30", "row", "found")]))
+
+    assert [hit.file for hit in of.outcome(0, "count").hits][:2] == ["30", "0"]
 
 
 def test_keys_whose_columns_lost_their_names_are_taken_by_value() -> None:

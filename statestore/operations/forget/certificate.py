@@ -54,7 +54,7 @@ NOT_REACHED = (
     "local disks of executors, until the application has ended",
     "state elsewhere (checkpointStorage) of a restore that was killed and done again",
     "temporary files of commands that were killed, until the next command there removes them",
-    "earlier versions and copies that the storage keeps, backups",
+    "earlier versions and copies that the storage keeps, backups, lost+found",
     "a key within other text, encrypted, hashed or compressed by the query itself",
     "a number, and a text below four bytes, within a variant",
 )
@@ -68,7 +68,7 @@ class FileRecord:
     Attributes:
         path: Its path.
         size: Bytes.
-        sha256: SHA-256 of its bytes; hex.
+        sha256: SHA-256 of its bytes; hex, empty where the disk cannot read them.
     """
 
     path: str

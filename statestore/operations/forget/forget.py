@@ -468,5 +468,8 @@ def _shown(key: bytes) -> str:
 
 def _record(file: StoreFile) -> FileRecord:
     local_path = file.location.io.fetch(file.path)
-    data = read_file(local_path)
-    return FileRecord(file.path, file.info.size, hashlib.sha256(data).hexdigest())
+    try:
+        found = hashlib.sha256(read_file(local_path)).hexdigest()
+    except CorruptionError:  # it goes with the rest
+        found = ""
+    return FileRecord(file.path, file.info.size, found)

@@ -89,7 +89,7 @@ class Outcome:
         operator: Operator ID; None for Spark's files.
         name: Spark's name of the operator.
         verdict: forgotten, found, or not searched: some of it could not be read.
-        hits: Where it was found or may be, each file and place once.
+        hits: Where it was found, then where it may be, each file and place once.
         reasons: Why something was not searched.
     """
 
@@ -258,7 +258,8 @@ class _Found:
         verdict: Verdict = "not searched" if self.reasons else "forgotten"
         if any(hit.certainty == "found" for hit in self.hits):
             verdict = "found"
-        return Outcome(operator, name, verdict, tuple(self.hits), tuple(self.reasons))
+        hits = sorted(self.hits, key=lambda hit: hit.certainty != "found")
+        return Outcome(operator, name, verdict, tuple(hits), tuple(self.reasons))
 
 
 class _Search:
@@ -302,12 +303,16 @@ class _Search:
         num_files = num_bytes = 0
         for io, path in files_of(checkpoint):
             local_path = io.fetch(path)
-            data = memoryview(read_file(local_path))
             num_files += 1
-            num_bytes += len(data)
             file = files.pop(path, None)
+            of = of_spark if file is None else found[file.location.store.operator]
+            try:
+                data = memoryview(read_file(local_path))
+            except CorruptionError as error:
+                of.reasons[f"{error.problem}: {path}"] = None
+                continue
+            num_bytes += len(data)
             if file is not None:
-                of = found[file.location.store.operator]
                 self._search_rows(file, local_path, data, of)
             elif parse_state_file_name(path.rpartition("/")[2]) is not None:
                 of_spark.reasons[f"a state file of no operator that is known: {path}"] = None

@@ -7,6 +7,7 @@ value tells enough: the number 1 is also a count. What `Certainty` says is decid
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from decimal import Decimal
@@ -259,8 +260,9 @@ def _as_arrow_writes(text: bytes, kind: Any) -> bytes | None:
     """Return the text that a number has in a column of decimals, None where none of them is it."""
     try:
         number = Decimal(text.decode())
-        if abs(number.adjusted()) > _MOST_DIGITS:
-            return None  # all of its digits may be more than the memory holds
+        # All of its digits may be more than the memory holds; and names such as 0e12 are no zero.
+        if abs(number.adjusted()) > _MOST_DIGITS or not (number or text.strip(b"-0.") == b""):
+            return None
         number = Decimal(_decimal_text(number).decode())
         written = pa.array([number], kind).cast(pa.string())[0].as_py()
     except (ArithmeticError, ValueError):
@@ -269,7 +271,12 @@ def _as_arrow_writes(text: bytes, kind: Any) -> bytes | None:
 
 
 def _float(text: str) -> float | None:
-    return float(text) if _FLOAT.fullmatch(text) else None
+    """Return a number; not of a name of digits and an `e`, as hex digits may be, whose is 0."""
+    match = _FLOAT.fullmatch(text)
+    if match is None:
+        return None
+    number = float(text)
+    return None if match[3] and (number == 0 or math.isinf(number)) else number
 
 
 _PARSED: tuple[tuple[Callable[[Any], bool], Callable[[str], Any], str], ...] = (
