@@ -20,6 +20,8 @@ from statestore.core.errors import NotFoundError, StateStoreError
 from statestore.core.liveness import Turn, wait_with_steps
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from statestore.checkpoint.commit import NewVersion
     from statestore.checkpoint.load import LoadedVersion
     from statestore.checkpoint.snapshot import SnapshotStatus
@@ -303,28 +305,30 @@ class Session:
         with self._flight_lock:
             if self._flight is not None and not self._flight.done():
                 return None
+            todo = [(head, options, has_cleanup, is_forced)]
             try:
-                self._flight = self._pool.submit(self._fly, head, options, has_cleanup, is_forced)
+                self._flight = self._pool.submit(self._fly, todo)
             except RuntimeError as error:  # no thread can be started, and the version is durable
+                todo.clear()  # the pool keeps what it has no thread for
                 logger.warning("no snapshot, the next commit tries again: error=%s", error)
                 return None
             return self._flight
 
-    def _fly(
-        self, head: PublishedFile, options: StateStoreOptions, has_cleanup: bool, is_forced: bool
-    ) -> None:
-        if has_cleanup:
-            try:
-                self._clean_up(head, options)
-            except StateStoreError as error:
-                logger.warning("cleanup failed, maintenance tries again: error=%s", error)
-        # Another engine may have been first, as the cleanup tells.
-        is_due = is_forced or self.versions.is_snapshot_due(head, options)
-        if is_due and not self.versions.has_snapshot_of(head):
-            # Something else may clean up there.
-            for directory in (Path(self._scratch_directory).parent, Path(self._scratch_directory)):
-                directory.mkdir(mode=0o700, exist_ok=True)
-            self.versions.take_snapshot(head, self._scratch_directory, options)
+    def _fly(self, todo: Sequence[tuple[PublishedFile, StateStoreOptions, bool, bool]]) -> None:
+        for head, options, has_cleanup, is_forced in todo:
+            if has_cleanup:
+                try:
+                    self._clean_up(head, options)
+                except StateStoreError as error:
+                    logger.warning("cleanup failed, maintenance tries again: error=%s", error)
+            # Another engine may have been first, as the cleanup tells.
+            is_due = is_forced or self.versions.is_snapshot_due(head, options)
+            if is_due and not self.versions.has_snapshot_of(head):
+                # Something else may clean up there.
+                scratch = Path(self._scratch_directory)
+                for directory in (scratch.parent, scratch):
+                    directory.mkdir(mode=0o700, exist_ok=True)
+                self.versions.take_snapshot(head, self._scratch_directory, options)
 
     def _clean_up(
         self, head: PublishedFile, options: StateStoreOptions, time_limit_s: float | None = None

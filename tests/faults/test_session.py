@@ -107,15 +107,18 @@ def test_commit_and_load_stand_where_no_thread_takes_a_snapshot(bench, monkeypat
     def lack(*_):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(bench.pool, "submit", lack)
+    monkeypatch.setattr(bench.pool, "_adjust_thread_count", lack)
     for _ in range(5):
         published, _ = bench.commit(force_snapshot=True)
     loaded = bench.new_session().load(5, None, 1, OPTIONS, None)
 
     assert published.trailer.version == loaded.head.trailer.version == 5
+    assert bench.session.versions.snapshot_status.version == -1
     monkeypatch.undo()
     bench.commit(force_snapshot=True)
     bench.wait_for_snapshot(6)
+    names = [info.name for info in bench.location.io.list(bench.location.directory)]
+    assert sum(".snapshot." in name for name in names) == 1
 
 
 def test_snapshot_is_written_where_its_directory_was_cleaned_up(tmp_path):
