@@ -222,6 +222,10 @@ def delete_batches(files: Sequence[T]) -> Iterator[Sequence[T]]:
         yield files[start : start + MOST_DELETED_AT_ONCE]
 
 
+LOST_AND_FOUND = "lost+found"
+"""A directory at the top of a disk, or of HDFS, for what its check finds; nobody's."""
+
+
 def missing_file(path: str, action: str = "read a file") -> NotFoundError:
     """Return the error for a file that is not there."""
     return NotFoundError(

@@ -23,6 +23,7 @@ from statestore.core.errors import (
 from statestore.core.liveness import step
 from statestore.io.fetch_cache import sliced_name, slices_size
 from statestore.io.file_io import (
+    LOST_AND_FOUND,
     FileInfo,
     existing_file,
     missing_directory,
@@ -243,7 +244,7 @@ class HadoopFileIO:
 
     def list_directories(self, directory: str) -> builtins.list[str]:
         """See TreeFileIO."""
-        return self._list(directory)[1]
+        return [name for name in self._list(directory)[1] if name != LOST_AND_FOUND]
 
     def delete_tree(self, directory: str, ask: Callable[[], None] = unasked) -> None:
         """See TreeFileIO; one request to the JVM."""

@@ -22,6 +22,7 @@ from statestore.core.errors import InvalidArgumentError, StateStoreError, Storag
 from statestore.core.ids import RandomIds
 from statestore.core.liveness import STEP_BYTES, step
 from statestore.io.file_io import (
+    LOST_AND_FOUND,
     FileInfo,
     FileIO,
     existing_file,
@@ -46,8 +47,6 @@ MORE_OPEN_FILES = (
 _OPERATION_PREFIX = "statestore-operation-"
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 _TRIES_OF_TREE = 5
-_LOST_AND_FOUND = "lost+found"
-"""A directory of ext4's at the top of a disk, which only root may list; nobody's."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -235,7 +234,7 @@ class LocalFileIO:
         return found
 
     def list_directories(self, directory: str) -> builtins.list[str]:
-        """See TreeFileIO; but for `lost+found`."""
+        """See TreeFileIO."""
         with named_errors("list a directory", directory):
             try:
                 entries = os.scandir(directory)
@@ -245,20 +244,21 @@ class LocalFileIO:
                 return [
                     entry.name
                     for entry in entries
-                    if _is_directory(entry) and entry.name != _LOST_AND_FOUND
+                    if _is_directory(entry) and entry.name != LOST_AND_FOUND
                 ]
 
     def delete_tree(self, directory: str, ask: Callable[[], None] = unasked) -> None:
         """See TreeFileIO; a file, or an empty directory, a request."""
         with named_errors("delete a directory", directory):
-            if os.path.islink(directory):  # what it leads to stays, and is empty
-                self._delete_below(directory, ask)
+            is_top = os.path.isdir(f"{directory}/{LOST_AND_FOUND}")
+            if is_top or os.path.islink(directory):  # it, or what it leads to, stays, and is empty
+                self._delete_below(directory, ask, LOST_AND_FOUND)
             elif os.path.isdir(directory):
                 self._delete_whole_tree(directory, ask)
 
-    def _delete_below(self, directory: str, ask: Callable[[], None]) -> None:
+    def _delete_below(self, directory: str, ask: Callable[[], None], kept: str = "") -> None:
         with os.scandir(directory) as entries:
-            found = list(entries)
+            found = [entry for entry in entries if entry.name != kept]
         for entry in found:
             is_directory = entry.is_dir(follow_symlinks=False)
             if is_directory:
@@ -570,7 +570,7 @@ def _raise_named(error: OSError, action: str, path: str, *, creates: bool) -> No
             to_fix="let the user of this process, an executor's or a command's, read and write "
             "this path",
         ) from error
-    if error.errno in (errno.EMFILE, errno.ENFILE):
+    if error.errno == errno.EMFILE:
         raise StorageError(
             f"cannot {action}", file=path, reason=reason, to_fix=MORE_OPEN_FILES
         ) from error

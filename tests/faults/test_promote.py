@@ -487,6 +487,20 @@ def test_what_a_user_put_into_the_trial_stays(made, tmp_path):
         world.trial.drop()
 
 
+def test_what_a_disk_check_has_found_is_not_dropped(made, tmp_path):
+    """Catches a trial at the top of a disk whose end takes along what is nobody's."""
+    original, _, _ = made
+    world = World(original, tmp_path / "world")
+    found = world.root / "trial" / "lost+found" / "file"
+    found.parent.mkdir()
+    found.write_text("found")
+
+    Trial(world.root / "trial").drop()
+
+    assert found.read_text() == "found"
+    assert list((world.root / "trial").iterdir()) == [found.parent]
+
+
 def test_trial_behind_a_link_is_dropped(made, tmp_path):
     """Catches a drop that fails for ever at a link."""
     original, _, _ = made
