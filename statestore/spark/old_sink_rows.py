@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
     from statestore.io.file_io import FileIO
     from statestore.io.place import Place
@@ -36,27 +36,52 @@ def write_rows(rows: DataFrame, to: str) -> None:
     """Write rows to a directory as Parquet, to be compared.
 
     A frame that `foreachBatch` takes may be none that Parquet does: a column whose name is there
-    already, in whatever case, gets a number, and one without a type is written as text.
+    already, by the session's rule of case, gets a number; what has no type, and intervals of the
+    calendar are written as text.
     """
-    from pyspark.sql.functions import lit
-    from pyspark.sql.types import NullType
+    from pyspark.sql.functions import col
 
     conf = rows.sparkSession.conf
     # Times as Arrow has them: in the form that is the default those far off do not fit.
     conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     # A variant in one piece: how it is taken apart depends on the rows beside it.
     conf.set("spark.sql.variant.writeShredding.enabled", "false")
-    distinct = distinct_names([name.lower() for name in rows.columns])
+    folded = str if conf.get("spark.sql.caseSensitive") == "true" else str.lower
+    distinct = distinct_names([folded(name) for name in rows.columns])
     rows = rows.toDF(
         *(
-            name if name.lower() == made else made
+            name if folded(name) == made else made
             for name, made in zip(rows.columns, distinct, strict=True)
         )
     )
     for field in rows.schema:
-        if isinstance(field.dataType, NullType):
-            rows = rows.withColumn(field.name, lit(None).cast("string"))
+        kind = _in_parquet(field.dataType)
+        if kind != field.dataType:
+            name = field.name.replace("`", "``")
+            rows = rows.withColumn(field.name, col(f"`{name}`").cast(kind))
     rows.write.mode("overwrite").parquet(to)
+
+
+def _in_parquet(kind: DataType) -> DataType:
+    """Return the type as which Parquet can hold one."""
+    from pyspark.sql import types
+
+    match kind:
+        case types.NullType() | types.CalendarIntervalType():
+            return types.StringType()
+        case types.ArrayType():
+            return types.ArrayType(_in_parquet(kind.elementType), kind.containsNull)
+        case types.MapType():
+            key, value = _in_parquet(kind.keyType), _in_parquet(kind.valueType)
+            return types.MapType(key, value, kind.valueContainsNull)
+        case types.StructType():
+            return types.StructType(
+                [
+                    types.StructField(of.name, _in_parquet(of.dataType), of.nullable, of.metadata)
+                    for of in kind
+                ]
+            )
+    return kind
 
 
 def keep_old(
