@@ -219,7 +219,8 @@ class UndoRescale(Result):
         if self.batch is None:
             return (
                 "Takes away the state files of a rescale that was killed before it planned its "
-                f"batch; the checkpoint has {self.num_partitions} state partitions."
+                "batch, or that `repair` took back; the checkpoint has "
+                f"{self.num_partitions} state partitions."
             )
         kind = "finished" if self.was_committed else "unfinished"
         return (
