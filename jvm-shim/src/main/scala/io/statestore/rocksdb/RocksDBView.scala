@@ -263,21 +263,24 @@ private[statestore] final class RocksDBView(
      */
     private def isLoaded(): Boolean = {
       val fit = cache.mostWhole
-      val mostRows = fit / (if (outside == null) SmallestRowBytes else IndexBytes)
+      val mayFit = fit / (if (outside == null) SmallestRowBytes else IndexBytes)
       // Of several families nobody knows how many rows each has: a load shows it, which ends with
-      // the rows that fit, when reads have cost as much.
-      val ownRows = if (byName.size == 1) knownRows else 0L
+      // as many rows as reads have cost, and is in vain if there are more.
+      val isAlone = byName.size == 1
+      val enough = if (isAlone) knownRows
+        else math.min(knownRows, math.max(FirstRows, knownRows >> MostInVain))
       // Of the rows, or what other caches have left, one may be another by now.
       if (fit / 2 > tooManyFor) tooMany = Long.MaxValue
-      val enough = math.min(knownRows, mostRows)
-      if (spent >= enough && ownRows <= mostRows && knownRows <= tooMany / 2) {
+      if (spent >= enough && (!isAlone || knownRows <= mayFit) && knownRows <= tooMany / 2) {
         val view = openView()
         val ends = view.timesEnded
         val areTooMany = cache.load(
-          noRows, stored(null, null), ownRows, () => view.timesEnded == ends)
-        inVain = if (cache.all == null && !areTooMany) inVain + 1 else 0
+          noRows, stored(null, null), if (isAlone) knownRows else 0L,
+          () => view.timesEnded == ends,
+          if (isAlone) Long.MaxValue else math.max(spent, enough << inVain))
+        inVain = if (cache.all == null && !areTooMany) math.min(inVain + 1, MostInVain) else 0
         // A load in vain has read rows, and taken memory from others: the next one waits longer.
-        spent = if (inVain == 0) 0L else -(enough << math.min(inVain, MostInVain))
+        spent = if (inVain == 0) 0L else -(enough << inVain)
         if (areTooMany) {
           tooMany = knownRows
           tooManyFor = fit
@@ -312,6 +315,9 @@ private object RocksDBView {
 
   /** Heap of the smallest row, with its key, header and place in the index. */
   val SmallestRowBytes = 32L
+
+  /** Rows of the first load of a column family beside others. */
+  val FirstRows = 1000L
 
   /** A load in vain is tried again when reads have cost 2 to this power as much. */
   val MostInVain = 10

@@ -107,13 +107,15 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
    * @param rows shows each row, and is closed where not all are asked for
    * @param expected number of rows, about; 0 where nobody knows
    * @param isWhole whether it showed them all, asked when it has ended
+   * @param most rows after which it ends, in vain
    * @return whether the rows are too many; not where memory is short, or not all were shown
    */
   def load(
       into: PagedFamily,
       rows: CommittedCursor,
       expected: Long,
-      isWhole: () => Boolean): Boolean = {
+      isWhole: () => Boolean,
+      most: Long = Long.MaxValue): Boolean = {
     count()
     var ended = false
     var areTooMany = false
@@ -122,7 +124,7 @@ private[rocksdb] final class RowCache(budgetBytes: Long, empty: PagedFamily) {
     def willFit = numRows != SampledRows || !into.isOnHeap ||
       units * 8L / numRows * expected <= mostWhole
     try {
-      while (!ended && !areTooMany) {
+      while (!ended && !areTooMany && numRows <= most) {
         if (into.heapBytes > mostWhole || !willFit) {
           areTooMany = true
         } else if (!rows.advance()) {

@@ -5,18 +5,20 @@ import java.nio.ByteBuffer
 import io.statestore.view._
 import org.apache.spark.sql.execution.streaming.state.NoPrefixKeyStateEncoderSpec
 import org.apache.spark.sql.types.{StringType, StructType}
+import org.apache.spark.unsafe.Platform
 import org.rocksdb.{Options, RocksDB}
 
 /**
  * Scans a view of a directory again and again, whose rows have half of the memory outside of the
  * heap that they need, and then all of it; and then a budget that their index does not fit, beside
  * a family of few rows. Prints in how many scans of each a load was tried, whether the few rows are
- * in the cache, and whether every scan showed all rows.
+ * in the cache, and whether every scan showed all rows; and whether they are there after lookups.
  */
 object LoadsInVainCheck {
   private val NumRows = 50000
   private val NumScans = 40
   private val NumFew = 2000
+  private val NumLookups = 1200
   private val NeededBytes = 4L << 20
   private val schema = new StructType().add("s", StringType)
   private val (family, small) = (familyOf(0, "default"), familyOf(1, "small"))
@@ -55,6 +57,13 @@ object LoadsInVainCheck {
     loads(view, "small", NumFew)
     println(s"few=${view.bytes >= NumFew * 48L}")
     view.retire()
+    val asked = viewOf(args(0), Seq(family, small), NumRows + NumFew, 1L << 30)
+    (1 to NumLookups).foreach(number => lookUp(asked, "small", -number.toLong))
+    val bytes = asked.bytes
+    // Where all rows are there, no absent key takes memory.
+    (NumLookups + 1 to 4 * NumLookups).foreach(number => lookUp(asked, "small", -number.toLong))
+    println(s"after_lookups=${asked.bytes == bytes}")
+    asked.retire()
   }
 
   private def familyOf(id: Int, name: String): ColumnFamily =
@@ -66,6 +75,13 @@ object LoadsInVainCheck {
       ViewVersion(1L, null, "lineage", rescalable = true), 64, path, _ => (path, 0), families,
       Some(io.statestore.rocksdb.NumRows(numRows.toLong, 0L)), 0, 0, 1L << 20, rowCacheBytes,
       memory)
+
+  /** Looks for a key that is not there. */
+  private def lookUp(view: RocksDBView, name: String, key: Long): Unit = {
+    val bytes = ByteBuffer.allocate(8).putLong(key).array
+    val (at, into) = (Platform.BYTE_ARRAY_OFFSET.toLong, new BytesRef)
+    view.family(name).get(bytes, at, 8, RecordTable.hashKey(bytes, at, 8), into)
+  }
 
   /** In how many scans a load was tried. */
   private def loads(view: RocksDBView, name: String, numRows: Int): Int =
