@@ -137,6 +137,7 @@ def publish_summary(
     Raises:
         FencedError, IncompatibleError: Another engine's file is there, and cannot be read, or came
             while it was looked at.
+        CorruptionError: The disk does not give what is there (kind storage).
         StorageError: The storage failed.
     """
     size = trailer.body_length + len(append_trailer(local_path, trailer))
@@ -147,7 +148,9 @@ def publish_summary(
         try:
             existing = read_trailer(location, name)
             verify(location, existing.ref)
-        except CorruptionError:
+        except CorruptionError as error:
+            if error.kind == "storage":  # it may be whole, and named by versions
+                raise
             location.io.publish(local_path, path, sync=sync, overwrite=True)
         except NotFoundError:  # it is gone meanwhile: what comes now may be another one's
             location.io.publish(local_path, path, sync=sync, overwrite=False)

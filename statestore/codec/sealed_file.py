@@ -11,6 +11,7 @@ import errno
 import functools
 import mmap
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ from statestore.core.liveness import STEP_BYTES, step
 _madvise = ctypes.CDLL(None, use_errno=True).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _POPULATE_READ = 22  # Python has no name for it
+_TRIES = 3
+_PAUSE_S = 1.0
 
 
 def append_trailer(path: str, trailer: Trailer) -> bytes:
@@ -71,20 +74,21 @@ class MappedFile:
 
     Args:
         path: The file.
+        name: That by which errors name it; `path` by default.
 
     Raises:
         OSError: It cannot be opened.
     """
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, name: str | None = None) -> None:
+        self._name = path if name is None else name
         self.bytes = pa.py_buffer(b"")
         """All of them."""
         if Path(path).stat().st_size:  # else there is nothing to map
             # Arrow would encode a text as UTF-8, whatever the locale does.
-            name: Any = os.fsencode(path)
+            encoded: Any = os.fsencode(path)
             # It holds no descriptor of the file, as Python's own mapping would.
-            with pa.memory_map(name) as mapped:
+            with pa.memory_map(encoded) as mapped:
                 self.bytes = mapped.read_buffer()
         self.size = self.bytes.size
 
@@ -114,20 +118,29 @@ class MappedFile:
         """
         before = piece.address % mmap.PAGESIZE
         start, length = piece.address - before, piece.size + before
-        if _madvise(start, length, _POPULATE_READ) and ctypes.get_errno() == errno.EFAULT:
-            raise cannot_be_read(self._path, offset, piece.size)
+        for tries_left in reversed(range(_TRIES)):  # the storage of a network may be away
+            if not _madvise(start, length, _POPULATE_READ) or ctypes.get_errno() != errno.EFAULT:
+                return
+            if tries_left:
+                time.sleep(_PAUSE_S)
+        raise cannot_be_read(self._name, offset, piece.size)
 
 
 def cannot_be_read(path: str, offset: int, length: int) -> CorruptionError:
-    """Return the error for a part of a file that the disk does not give."""
+    """Return the error for a part of a file that the disk does not give.
+
+    Whoever has another way takes it, as where a file is damaged. But the file may be whole: it is
+    not replaced, and the query is worth a restart.
+    """
     return CorruptionError(
         "a part of a file cannot be read",
+        kind="storage",
         file=path,
         offset=offset,
         expected=f"{length} bytes",
         found="an error of the disk",
-        to_fix="check the disk of this path; restore the file from a copy, or go back to an older "
-        "version",
+        to_fix="check the disk, of the local copy where the file is on another storage; then "
+        "restore the file from a copy, or go back to an older version",
     )
 
 
@@ -170,7 +183,7 @@ class SealedFile:
         """
         self.path = path
         self.name = path if name is None else name
-        self._file = MappedFile(path)
+        self._file = MappedFile(path, self.name)
         self.size = self._file.size
         end = self._end(min(TAIL_BYTES, self.size))
         needed = trailer_length(end, self.size, self.name) + END_LENGTH

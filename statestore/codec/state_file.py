@@ -254,7 +254,6 @@ class StateFile(SealedFile):
 
         Raises:
             CorruptionError: As `verify`, or there are no such rows in the block.
-            StorageError: As `verify`.
         """
         block = self._blocks[index]
         if not self._verified[index]:

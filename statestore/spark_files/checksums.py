@@ -31,7 +31,6 @@ def check_hadoop(local_path: str, checksums: bytes, path: str, name: str) -> Non
 
     Raises:
         CorruptionError: It does not match; or the checksum file is none.
-        StorageError: The system cannot read the file.
     """
     data = read_file(local_path)
     magic, step = _HADOOP.unpack(checksums[: _HADOOP.size].ljust(_HADOOP.size, b"\0"))

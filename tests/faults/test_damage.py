@@ -12,6 +12,7 @@ from statestore.codec import sealed_file
 from statestore.codec.sealed_file import MappedFile, cannot_be_read
 from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError
 from statestore.core.options import StateStoreOptions
+from statestore.spark.failures import find_obstacle
 from tests.seams import at
 
 OPTIONS = StateStoreOptions(fsync_enabled=False)
@@ -54,8 +55,16 @@ class BadSector(MappedFile):
     """A disk that cannot read a file."""
 
     def _read_in(self, piece, offset):
-        if ".snapshot." in self._path:
-            raise cannot_be_read(self._path, offset, piece.size)
+        if ".snapshot." in self._name:
+            raise cannot_be_read(self._name, offset, piece.size)
+
+
+def test_a_file_that_cannot_be_read_is_worth_a_restart():
+    """Catches a query given up for a disk that was away for a moment."""
+    error = cannot_be_read("/file", 0, 4)
+
+    assert find_obstacle(error) is None
+    assert (type(error), error.kind) == (CorruptionError, "storage")
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "delete", "empty", "garbage", "unreadable"])

@@ -18,7 +18,7 @@ from statestore.checkpoint.layout import StoreLocation
 from statestore.checkpoint.rescaling import plan_rescale, write_rescaled_version
 from statestore.codec.references import StoreName
 from statestore.codec.rows import DELETE, Row
-from statestore.codec.sealed_file import SealedFile
+from statestore.codec.sealed_file import MappedFile, SealedFile, cannot_be_read
 from statestore.codec.trailer import RowCounts
 from statestore.core.clock import SystemClock
 from statestore.core.errors import (
@@ -118,6 +118,27 @@ def test_damaged_merged_file_is_replaced_when_its_files_are_merged_again(checkpo
 
     assert [ref.path for ref in store._head.trailer.files] == [path.name]
     assert load(root, 5) == rows_of_5
+
+
+def test_merged_file_that_the_disk_does_not_give_is_not_replaced(checkpoint, monkeypatch):
+    """Catches versions whose file is another one, for a storage that was away for a moment."""
+    root, versions = checkpoint
+    (path,) = (root / "state/0/0").glob("4_*.sst")
+    data = path.read_bytes()
+
+    def read_in(file, piece, offset):
+        if file._name == str(path):
+            raise cannot_be_read(file._name, offset, piece.size)
+
+    monkeypatch.setattr(MappedFile, "_read_in", read_in)
+    with at(root, options=OPTIONS).open_store(version=4) as store:
+        assert list(store.scan()) == versions[4]
+        with pytest.raises(CorruptionError, match="cannot be read"):
+            store.snapshot()
+    monkeypatch.undo()
+
+    assert path.read_bytes() == data
+    assert load(root, 7) == versions[7]
 
 
 def put(store, number):

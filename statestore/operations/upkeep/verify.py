@@ -37,6 +37,7 @@ from statestore.core.errors import (
     require_several,
     require_whole,
 )
+from statestore.io.fetch_cache import open_fetched
 from statestore.io.local import named_errors
 from statestore.io.storage import is_within, place_uri
 from statestore.operations import spark_states
@@ -485,14 +486,17 @@ class _Verifier:
         with self._lock:
             if path in self.found.errors:
                 return self.found.errors[path]
+
+        def verified(local_path: str) -> None:
+            with named_errors("open a file", local_path):
+                SealedFile(local_path, path).verify()
+
         found: StateStoreError | None = None
         try:
             published = read_trailer(location, ref.path)
             check_ref(published.trailer, ref, path)
             if self._deep:
-                local_path = location.io.fetch(path)
-                with named_errors("open a file", local_path):
-                    SealedFile(local_path, path).verify()
+                open_fetched(lambda: location.io.fetch(path), verified)
         except DAMAGE as error:
             found = error
         with self._lock:
