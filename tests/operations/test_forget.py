@@ -595,8 +595,8 @@ def hide(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_in = MappedFile._read_in
 
     def read(file: MappedFile, piece: pa.Buffer, offset: int) -> None:
-        if file._path == str(path):
-            raise cannot_be_read(file._path, offset, piece.size)
+        if file._name == str(path):
+            raise cannot_be_read(file._name, offset, piece.size)
         read_in(file, piece, offset)
 
     monkeypatch.setattr(MappedFile, "_read_in", read)
@@ -624,6 +624,27 @@ def test_a_damaged_file_that_no_version_needs_goes_with_the_rest(
 
     assert verdicts(Checkpoint(made.path).forget(keys=keys).certificate.search)[0] == "forgotten"
     assert not left.exists()
+
+
+def test_nothing_goes_where_what_was_written_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches all versions deleted but for one that the disk does not give."""
+    made = make(tmp_path)
+    checkpoint = Checkpoint(made.path)
+    before = {file for file in Path(made.path).rglob("*") if file.is_file()}
+    newest = checkpoint.info.newest_version
+
+    def read_in(file: MappedFile, piece: pa.Buffer, offset: int) -> None:
+        if Path(file._name).name.startswith(f"{newest + 1}."):
+            raise cannot_be_read(file._name, offset, piece.size)
+
+    monkeypatch.setattr(MappedFile, "_read_in", read_in)
+    with pytest.raises(CorruptionError, match="cannot be read"):
+        checkpoint.forget(f"k = {KEYS[3]}")
+
+    assert checkpoint.info.newest_version == newest
+    assert before <= {*Path(made.path).rglob("*")}
 
 
 def test_a_damaged_file_expires_where_no_other_has_the_keys(tmp_path: Path) -> None:

@@ -338,7 +338,7 @@ class Forgetting:
     def _recorded(self, certificate: Certificate, files: list[StoreFile]) -> Certificate:
         """Return it with the state files that are going to be deleted, beside those it has."""
         records = {record.path: record for record in certificate.removed}
-        records |= {file.path: _record(file) for file in files if file.is_state}
+        records |= {file.path: _record_of_removed(file) for file in files if file.is_state}
         removed = tuple(records.values())
         versions = _versions(removed, certificate.version)
         return replace(certificate, removed=removed, versions_removed=versions)
@@ -467,9 +467,12 @@ def _shown(key: bytes) -> str:
 
 
 def _record(file: StoreFile) -> FileRecord:
-    local_path = file.location.io.fetch(file.path)
+    data = read_file(file.location.io.fetch(file.path))
+    return FileRecord(file.path, file.info.size, hashlib.sha256(data).hexdigest())
+
+
+def _record_of_removed(file: StoreFile) -> FileRecord:
     try:
-        found = hashlib.sha256(read_file(local_path)).hexdigest()
-    except CorruptionError:  # it goes with the rest
-        found = ""
-    return FileRecord(file.path, file.info.size, found)
+        return _record(file)
+    except CorruptionError:  # it goes, whether or not it can be read
+        return FileRecord(file.path, file.info.size, "")
