@@ -180,7 +180,8 @@ class TreeFileIO(FileIO, Protocol):
             directory: The directory.
             ask: Called directly before each request that deletes; a raise prevents it.
 
-        Guarantee: on return nothing is left; after a raise some files may be.
+        Guarantee: on return nothing is left, but for `lost+found` at its top; after a raise some
+        files may be.
 
         Raises:
             StorageError: The storage failed.

@@ -40,8 +40,8 @@ _log = logging.getLogger(__name__)
 TEMPORARY_PREFIX = ".tmp-"
 _SCHEME = re.compile(r"(s3a?|hdfs|file)(?=:)|[A-Za-z][A-Za-z0-9+.-]*(?=:(/|$))")
 MORE_OPEN_FILES = (
-    "raise the limit of open files (ulimit -n, LimitNOFILE), on the executors where a query told "
-    "it, or give each of them fewer state partitions"
+    "raise the limit of open files (ulimit -n, LimitNOFILE; fs.file-max where the system has too "
+    "many), on the executors where a query told it, or give each of them fewer state partitions"
 )
 """The fix where a process may open no more files."""
 _OPERATION_PREFIX = "statestore-operation-"
@@ -570,7 +570,7 @@ def _raise_named(error: OSError, action: str, path: str, *, creates: bool) -> No
             to_fix="let the user of this process, an executor's or a command's, read and write "
             "this path",
         ) from error
-    if error.errno == errno.EMFILE:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
         raise StorageError(
             f"cannot {action}", file=path, reason=reason, to_fix=MORE_OPEN_FILES
         ) from error

@@ -47,6 +47,7 @@ from statestore.codec.rows import (
 )
 from statestore.codec.trailer import RowCounts
 from statestore.core.errors import (
+    CorruptionError,
     IncompatibleError,
     InvalidArgumentError,
     NotFoundError,
@@ -352,11 +353,12 @@ class Store(Shown):
     def _load_empty(self) -> None:
         """Go to version 0, with the settings of the newest version that is there."""
         num_partitions, options = self._num_partitions or 1, self._options
-        newest = max(
-            _deltas(self._versions.location), key=lambda delta: delta.version, default=None
-        )
-        if newest is not None:
-            trailer = self._versions.head(newest.version, newest.checkpoint_id).trailer
+        deltas = sorted(_deltas(self._versions.location), key=lambda delta: -delta.version)
+        for delta in deltas:
+            try:
+                trailer = self._versions.head(delta.version, delta.checkpoint_id).trailer
+            except (CorruptionError, NotFoundError):
+                continue  # left by a batch that did not end
             check_settings(
                 trailer,
                 backend=self._backend,
@@ -365,6 +367,7 @@ class Store(Shown):
             )
             num_partitions = trailer.num_partitions
             options = replace(options, max_parallelism=trailer.max_parallelism)
+            break
         max_parallelism = self._versions.load_empty(num_partitions, options)
         self._num_partitions_at_0 = num_partitions
         self._head, self._families = None, (_DEFAULT_FAMILY,)

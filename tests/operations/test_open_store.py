@@ -110,6 +110,23 @@ def test_store_of_checkpoint_format_2_stays_so_from_version_0(tmp_path, backend)
 
 
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_version_0_stands_beside_what_a_power_failure_left(tmp_path, backend):
+    """Catches an empty store that cannot be opened for a file that the next commit replaces."""
+    path = tmp_path / "ck"
+    with at(path, options=OPTIONS).open_store(backend=backend) as store:
+        store.begin().commit()
+    (left,) = path.rglob("1.delta.*")
+    left.write_bytes(b"")
+
+    with at(path, options=OPTIONS).open_store(version=0, backend=backend) as store:
+        batch = store.begin()
+        batch.put(b"key", b"value")
+        batch.commit()
+    with at(path, options=OPTIONS).open_store(version=1) as store:
+        assert dict(store.scan()) == {b"key": b"value"}
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
 def test_version_0_has_the_state_partitions_of_the_checkpoint(tmp_path, backend):
     """Catches a checkpoint of four state partitions whose empty store is of one: its last ones
     cannot be opened, and a commit there fails on its own file."""
