@@ -277,7 +277,8 @@ private[statestore] final class RocksDBView(
         val areTooMany = cache.load(
           noRows, stored(null, null), if (isAlone) knownRows else 0L,
           () => view.timesEnded == ends,
-          if (isAlone) Long.MaxValue else math.max(spent, enough << inVain))
+          if (isAlone || inVain == MostInVain) Long.MaxValue
+          else math.max(spent, enough << inVain))
         inVain = if (cache.all == null && !areTooMany) math.min(inVain + 1, MostInVain) else 0
         // A load in vain has read rows, and taken memory from others: the next one waits longer.
         spent = if (inVain == 0) 0L else -(enough << inVain)

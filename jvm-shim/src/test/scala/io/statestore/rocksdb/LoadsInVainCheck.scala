@@ -18,7 +18,7 @@ object LoadsInVainCheck {
   private val NumRows = 50000
   private val NumScans = 40
   private val NumFew = 2000
-  private val NumLookups = 1200
+  private val NumMany = 1100000
   private val NeededBytes = 4L << 20
   private val schema = new StructType().add("s", StringType)
   private val (family, small) = (familyOf(0, "default"), familyOf(1, "small"))
@@ -40,12 +40,7 @@ object LoadsInVainCheck {
     keptMs = 1L)
 
   def main(args: Array[String]): Unit = {
-    val written = RocksDB.open(new Options().setCreateIfMissing(true), args(0))
-    for ((id, number) <- Seq(0 -> NumRows, 1 -> NumFew); i <- 0 until number) {
-      written.put(
-        ByteBuffer.allocate(10).putShort(id.toShort).putLong(i).array, new Array[Byte](48))
-    }
-    written.close()
+    write(args(0), Seq(0 -> NumRows, 1 -> NumFew))
     Seq(NeededBytes / 2, NeededBytes * 4).foreach { bytes =>
       mostBytes = bytes
       val view = viewOf(args(0), Seq(family), NumRows, 1L << 30)
@@ -57,13 +52,32 @@ object LoadsInVainCheck {
     loads(view, "small", NumFew)
     println(s"few=${view.bytes >= NumFew * 48L}")
     view.retire()
-    val asked = viewOf(args(0), Seq(family, small), NumRows + NumFew, 1L << 30)
-    (1 to NumLookups).foreach(number => lookUp(asked, "small", -number.toLong))
-    val bytes = asked.bytes
-    // Where all rows are there, no absent key takes memory.
-    (NumLookups + 1 to 4 * NumLookups).foreach(number => lookUp(asked, "small", -number.toLong))
-    println(s"after_lookups=${asked.bytes == bytes}")
-    asked.retire()
+    println(s"after_lookups=${isKeptAfter(1200, "small", args(0), NumRows + NumFew)}")
+    // One family has all rows, and the others none.
+    mostBytes = 1L << 28
+    write(s"${args(0)}-many", Seq(0 -> NumMany))
+    println(s"after_many=${isKeptAfter(NumMany / 2, "default", s"${args(0)}-many", NumMany)}")
+  }
+
+  /** Writes so many rows of each column family. */
+  private def write(path: String, families: Seq[(Int, Int)]): Unit = {
+    val written = RocksDB.open(new Options().setCreateIfMissing(true), path)
+    for ((id, number) <- families; i <- 0 until number) {
+      written.put(
+        ByteBuffer.allocate(10).putShort(id.toShort).putLong(i).array, new Array[Byte](48))
+    }
+    written.close()
+  }
+
+  /** Whether lookups bring all rows of a family into the cache: no absent key takes memory then. */
+  private def isKeptAfter(numLookups: Int, name: String, path: String, numRows: Int): Boolean = {
+    val view = viewOf(path, Seq(family, small), numRows, 1L << 30)
+    (1 to numLookups).foreach(number => lookUp(view, name, -number.toLong))
+    val bytes = view.bytes
+    (1 to 3 * numLookups).foreach(number => lookUp(view, name, -numLookups.toLong - number))
+    val isKept = view.bytes == bytes
+    view.retire()
+    isKept
   }
 
   private def familyOf(id: Int, name: String): ColumnFamily =
