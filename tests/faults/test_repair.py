@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from statestore import Checkpoint
 from statestore.cli.commands import cli
+from statestore.codec.sealed_file import MappedFile, cannot_be_read
 from statestore.core.clock import ManualClock
 from statestore.core.errors import InUseError, NotFoundError, StorageError
 from statestore.core.providers import PROVIDERS
@@ -83,10 +84,19 @@ def test_damaged_snapshot_costs_no_batch(tmp_path):
         Checkpoint(query.path).repair()
 
 
-def test_damaged_snapshot_that_nothing_stands_for_costs_batches(tmp_path):
+@pytest.mark.parametrize("is_given", [True, False])
+def test_damaged_snapshot_that_nothing_stands_for_costs_batches(tmp_path, monkeypatch, is_given):
     """Catches a version that counts as readable because another backend would find a way."""
     query, snapshots = make_with_snapshots(tmp_path, "rocksdb")
-    flip(snapshots[0])
+    if is_given:
+        flip(snapshots[0])
+    else:
+
+        def read_in(file, piece, offset):
+            if file._name == str(snapshots[0]):
+                raise cannot_be_read(file._name, offset, piece.size)
+
+        monkeypatch.setattr(MappedFile, "_read_in", read_in)
 
     assert not Checkpoint(query.path).verify(deep=True).is_readable(4)
     plan = Checkpoint(query.path).repair(dry_run=True)

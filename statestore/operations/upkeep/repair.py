@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from statestore.operations.result import Progress
     from statestore.operations.step import Step
 
-_OF_DAMAGE = ("checksum-mismatch", "truncated", "corruption")
-"""Kinds of errors that are about the bytes of a file."""
+_OF_DAMAGE = ("checksum-mismatch", "truncated", "corruption", "storage")
+"""Kinds of findings that are about the bytes of a file, which the disk may not give."""
 ASIDE = "statestore-repair"
 """Directory of the checkpoint where entries that a repair takes out are kept."""
 
