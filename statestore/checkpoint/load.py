@@ -188,6 +188,8 @@ def files_before_summary(
         elif follower is not None:
             _check_follower(location, follower, delta)
     except (NotFoundError, FencedError, CorruptionError) as error:
+        if cause is not None and cause.kind == "storage":
+            raise cause from None  # worth a restart, which the other one is not
         raise (cause or error) from error
     files = delta.chain
     if not summary.is_foreign:

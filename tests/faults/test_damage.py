@@ -67,6 +67,21 @@ def test_a_file_that_cannot_be_read_is_worth_a_restart():
     assert (type(error), error.kind) == (CorruptionError, "storage")
 
 
+def test_a_snapshot_that_cannot_be_read_and_stands_alone_is_worth_a_restart(
+    checkpoint, monkeypatch
+):
+    """Catches a query given up for files that are gone, as they should, behind the snapshot."""
+    root, _ = checkpoint
+    for number in range(1, 5):
+        the_file(root, f"{number}.delta.arrows").unlink()
+    monkeypatch.setattr(sealed_file, "MappedFile", BadSector)
+
+    with pytest.raises(CorruptionError) as raised:
+        load(root)
+
+    assert find_obstacle(raised.value) is None
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut", "delete", "empty", "garbage", "unreadable"])
 def test_damaged_snapshot_falls_back_to_the_files_before_it(
     checkpoint, caplog, monkeypatch, damage
