@@ -354,10 +354,12 @@ class Store(Shown):
         """Go to version 0, with the settings of the newest version that is there."""
         num_partitions, options = self._num_partitions or 1, self._options
         deltas = sorted(_deltas(self._versions.location), key=lambda delta: -delta.version)
+        damage = None
         for delta in deltas:
             try:
                 trailer = self._versions.head(delta.version, delta.checkpoint_id).trailer
-            except (CorruptionError, NotFoundError):
+            except (CorruptionError, NotFoundError) as error:
+                damage = damage or error
                 continue  # left by a batch that did not end
             check_settings(
                 trailer,
@@ -368,6 +370,10 @@ class Store(Shown):
             num_partitions = trailer.num_partitions
             options = replace(options, max_parallelism=trailer.max_parallelism)
             break
+        else:
+            if damage is not None and self._num_partitions is None:
+                damage.to_fix += "; where no version was ever committed, give num_partitions"
+                raise damage
         max_parallelism = self._versions.load_empty(num_partitions, options)
         self._num_partitions_at_0 = num_partitions
         self._head, self._families = None, (_DEFAULT_FAMILY,)

@@ -17,6 +17,7 @@ from statestore.codec.references import StoreName
 from statestore.codec.rows import PUT, Row
 from statestore.core.clock import ManualClock, SystemClock
 from statestore.core.errors import (
+    CorruptionError,
     IncompatibleError,
     InUseError,
     InvalidArgumentError,
@@ -117,8 +118,11 @@ def test_version_0_stands_beside_what_a_power_failure_left(tmp_path, backend):
         store.begin().commit()
     (left,) = path.rglob("1.delta.*")
     left.write_bytes(b"")
+    with pytest.raises(CorruptionError, match="give num_partitions"):
+        at(path, options=OPTIONS).open_store(version=0, backend=backend)
 
-    with at(path, options=OPTIONS).open_store(version=0, backend=backend) as store:
+    how = {"version": 0, "backend": backend, "num_partitions": 1}
+    with at(path, options=OPTIONS).open_store(**how) as store:
         batch = store.begin()
         batch.put(b"key", b"value")
         batch.commit()
