@@ -96,7 +96,7 @@ class MappedFile:
         """Yield a part, at most `STEP_BYTES` at a time, each a step of progress.
 
         Raises:
-            CorruptionError: The system cannot read it.
+            CorruptionError: The system cannot read it, nor within two seconds (kind storage).
         """
         for start in range(offset, offset + length, STEP_BYTES):
             piece = self.bytes.slice(start, min(STEP_BYTES, offset + length - start))

@@ -315,6 +315,7 @@ class Session:
             return self._flight
 
     def _fly(self, todo: Sequence[tuple[PublishedFile, StateStoreOptions, bool, bool]]) -> None:
+        """Do what is still to do: nothing where its thread came too late."""
         for head, options, has_cleanup, is_forced in todo:
             if has_cleanup:
                 try:

@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 MOST_DELETED_AT_ONCE = 1000
 """Most files of one `delete_files`, as S3 takes in one request."""
+LOST_AND_FOUND = "lost+found"
+"""A directory at the top of a disk, or of HDFS, for what its check finds; nobody's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +223,6 @@ def delete_batches(files: Sequence[T]) -> Iterator[Sequence[T]]:
     """Yield files in runs that one `delete_files` takes."""
     for start in range(0, len(files), MOST_DELETED_AT_ONCE):
         yield files[start : start + MOST_DELETED_AT_ONCE]
-
-
-LOST_AND_FOUND = "lost+found"
-"""A directory at the top of a disk, or of HDFS, for what its check finds; nobody's."""
 
 
 def missing_file(path: str, action: str = "read a file") -> NotFoundError:

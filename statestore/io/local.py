@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 TEMPORARY_PREFIX = ".tmp-"
-_SCHEME = re.compile(r"(s3a?|hdfs|file)(?=:)|[A-Za-z][A-Za-z0-9+.-]*(?=:(/|$))")
 MORE_OPEN_FILES = (
     "raise the limit of open files (ulimit -n, LimitNOFILE; fs.file-max where the system has too "
     "many), on the executors where a query told it, or give each of them fewer state partitions"
 )
 """The fix where a process may open no more files."""
+_SCHEME = re.compile(r"(s3a?|hdfs|file)(?=:)|[A-Za-z][A-Za-z0-9+.-]*(?=:(/|$))")
 _OPERATION_PREFIX = "statestore-operation-"
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 _TRIES_OF_TREE = 5

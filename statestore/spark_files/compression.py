@@ -47,9 +47,9 @@ def decompressed(local_path: str, codec: str, path: str) -> Iterator[bytes]:
         path: Name of the file in errors.
 
     Raises:
-        CorruptionError: It is not of the codec, or a block does not match its checksum.
+        CorruptionError: It is not of the codec, or a block does not match its checksum; or the
+            system cannot read the file.
         IncompatibleError: The codec is not one of these.
-        StorageError: The system cannot read the file.
     """
     short = codec.rpartition(".")[2].removesuffix("CompressionCodec").lower()
     read = _READERS.get(short)

@@ -1,6 +1,9 @@
 """Undo of a rescale: everything goes back, or nothing is touched."""
 
+import random
+from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,8 @@ from statestore.core.providers import PROVIDER_KEY
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.testing.checkpoints import read_checkpoint
-from tests.rescaled import KEYED, edit_conf, end_process, listing, make
+from tests.fault_io import Fault, FaultFileIO
+from tests.rescaled import KEYED, MUTATIONS, edit_conf, end_process, listing, make
 from tests.seams import at, place_of
 
 
@@ -108,6 +112,41 @@ def test_undo_of_a_rescale_that_planned_no_batch_leaves_the_one_before(
     assert listing(made.path) == before
     made.run_batch({1: 2})
     assert read_checkpoint(made.path) == made.expected()
+
+
+@pytest.mark.parametrize("happens", [False, True])
+def test_undo_takes_back_the_second_rescale_wherever_it_ended(tmp_path, happens):
+    """Catches a finished rescale taken back, or state left, for a step at which a later one ends.
+
+    A reference that is alone in a new state partition stays: nothing reads it.
+    """
+    every, had_ended = 40, False
+    for index in count(random.randrange(every), every):
+        folder = tmp_path / str(index)
+        folder.mkdir()
+        made = make(folder, checkpoint_format=random.choice([1, 2]))
+        Checkpoint(made.path).rescale(8)
+        before = listing(made.path)
+        io = FaultFileIO(LocalFileIO())
+        io.arm(Fault(index, happens=happens, calls=MUTATIONS))
+        with suppress(StorageError):
+            at(made.path, io=io).rescale(16)
+            had_ended = not io.has_failed
+        end_process(made.path)
+
+        if listing(made.path) != before:  # else it ended before its first file
+            Checkpoint(made.path).undo_rescale()
+
+        after = listing(made.path)
+        left = after.keys() - before.keys()
+        assert before.items() <= after.items(), f"index={index}"
+        assert all(int(name.split("/")[2]) >= 8 for name in left if name.endswith(".ref")), left
+        assert all(name.endswith(".ref") for name in left), f"index={index}, left={left}"
+        Checkpoint(made.path).rescale(16)
+        made.run_batch({1: 2})
+        assert read_checkpoint(made.path) == made.expected()
+        if had_ended:
+            break
 
 
 def to_other_provider(made):

@@ -33,7 +33,7 @@ from statestore.operations.forget.files import (
     rows_of_file,
 )
 from statestore.operations.forget.needles import MIN_BYTES, Needles, ShortNeedles
-from statestore.operations.forget.values import Certainty, ValueSearch, is_within, key_columns
+from statestore.operations.forget.values import Certainty, ValueSearch, is_part_of, key_columns
 from statestore.operations.forget.wanted import grouping_family, grouping_paths
 from statestore.operations.reading.read import decode_by_key
 from statestore.operations.result import no_progress
@@ -411,7 +411,7 @@ class _Search:
         keys = decode_keys(batch.column(3), family)
         skipped = () if alone else paths
         for path, certainty in self._values_in(keys, "key", skipped, is_other=is_other):
-            is_doubtful = alone == "maybe" and is_within(path, paths)
+            is_doubtful = alone == "maybe" and is_part_of(path, paths)
             yield path, "maybe" if is_doubtful else certainty
         has_value = np.flatnonzero(~unpack(batch.column(4).is_null()))
         stored = batch.column(4).take(from_numpy(has_value, pa.int64()))

@@ -140,8 +140,8 @@ def leaves(column: Any, path: str) -> Iterator[tuple[str, pa.Array[Any]]]:
         yield path, column
 
 
-def is_within(path: str, columns: Iterable[str]) -> bool:
-    """Tell whether a path that `leaves` yields is one of these columns, or is in one."""
+def is_part_of(path: str, columns: Iterable[str]) -> bool:
+    """Return whether a path that `leaves` yields is that of one of these columns, or in one."""
     return any(path.startswith(one) and path[len(one) :][:1] in {"", *".[{"} for one in columns)
 
 
@@ -271,7 +271,7 @@ def _as_arrow_writes(text: bytes, kind: Any) -> bytes | None:
 
 
 def _float(text: str) -> float | None:
-    """Return a number; not of a name of digits and an `e`, as hex digits may be, whose is 0."""
+    """Return a number, None of a name that is hex digits, such as 0e12: it is neither 0 nor inf."""
     match = _FLOAT.fullmatch(text)
     if match is None:
         return None
@@ -313,7 +313,7 @@ class ValueSearch:
                 names.
         """
         for at, part in leaves(column, path):
-            if is_within(at, skipped):
+            if is_part_of(at, skipped):
                 continue
             sure, equal = self._values(_name(at), is_other)
             if sure.is_in(part):

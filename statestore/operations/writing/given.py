@@ -162,10 +162,11 @@ def read_given(
     """
     if isinstance(given, Path):
         given = RowsFile(given)
-    if isinstance(given, RowsFile):
-        table = given.read(family, has_values=has_values)
-    else:
-        table = as_reader(given).read_all()
+    table = (
+        given.read(family, has_values=has_values)
+        if isinstance(given, RowsFile)
+        else as_reader(given).read_all()
+    )
     decide_family(family, table.schema, change_schema=False, has_values=has_values)
     sides = SIDES if has_values else SIDES[:1]
     return FamilyColumns(store, family, key_form).typed(table, sides)
